@@ -1,0 +1,7 @@
+// The extension module: each part of the core adds its own names.
+#include "module.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "C++ core of teccl-msccl";
+  teccl::bind_program(module);
+}

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace teccl {
+
+void bind_program(pybind11::module_& module);
+
+}  // namespace teccl

@@ -1,0 +1,68 @@
+"""Reading and writing files so that a bad one is named and a good one is never half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+MAX_BYTES = 256 * 1024 * 1024
+
+
+def read_bytes(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of `path`; `what` names it in errors ("a topology", "a program")."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory; name {what} file in it")
+        if path.stat().st_size > max_bytes:
+            raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, which no {what} needs")
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot read {what}: {reason}; check the path") from None
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """The JSON value in `path`."""
+    return parse_json(read_bytes(path, what), path, what)
+
+
+def parse_json(data: bytes, path: str | Path, what: str) -> Any:
+    """The JSON value in `data`, which came from `path`."""
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}: line {error.lineno} column {error.colno}: not JSON ({error.msg}); mend {what} there"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not text, so not {what}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply to be {what}") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to a temporary name beside `path`, then rename: `path` is whole or untouched."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file to write")
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot write: {reason}; choose another -o") from None

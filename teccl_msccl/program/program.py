@@ -1,0 +1,136 @@
+"""Program: what every threadblock of every GPU does — exactly what an MSCCL XML file can say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import _core
+from ..errors import InputError
+
+STEP_TYPES = ("s", "r", "cpy", "re", "rcs", "rrc", "rrs", "rrcs", "nop")
+RECEIVING = frozenset({"r", "rcs", "rrc", "rrs", "rrcs"})
+SENDING = frozenset({"s", "rcs", "rrs", "rrcs"})
+BUFFERS = ("i", "o", "s")
+PROTOCOLS = ("Simple", "LL", "LL128")
+INT32_MAX = 2**31 - 1
+
+
+class Step(NamedTuple):
+    """One step of a threadblock. Offsets and `cnt` are in chunks; `depid`/`deps` name the threadblock and step
+    that must have finished (−1: none); `hasdep` says that some step waits for this one."""
+
+    type: str
+    srcbuf: str = "i"
+    srcoff: int = 0
+    dstbuf: str = "o"
+    dstoff: int = 0
+    cnt: int = 1
+    depid: int = -1
+    deps: int = -1
+    hasdep: bool = False
+
+
+@dataclass(frozen=True)
+class Threadblock:
+    """A threadblock with at most one peer to send to and one to receive from (−1: none), on one channel."""
+
+    send: int
+    recv: int
+    chan: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One rank's buffers, in chunks, and its threadblocks (the id is the position)."""
+
+    input_chunks: int
+    output_chunks: int
+    scratch_chunks: int
+    threadblocks: tuple[Threadblock, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program for `len(gpus)` ranks.
+
+    `collective` has the design's spelling (`reduce_scatter`); targets spell it their own way in the file.
+    `nchunks` is the format's nchunksperloop: chunk bytes = size / nchunks. Byte limits are inclusive;
+    `max_bytes` 0 means no limit.
+    """
+
+    name: str
+    collective: str
+    protocol: str
+    nchannels: int
+    nchunks: int
+    inplace: bool
+    outofplace: bool
+    gpus: tuple[Gpu, ...]
+    min_bytes: int = 0
+    max_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def nranks(self) -> int:
+        return len(self.gpus)
+
+    def steps(self) -> Iterator[tuple[int, int, int, Step]]:
+        """Every step as (gpu, threadblock, position, step)."""
+        for rank, gpu in enumerate(self.gpus):
+            for tb, threadblock in enumerate(gpu.threadblocks):
+                for position, step in enumerate(threadblock.steps):
+                    yield rank, tb, position, step
+
+    def validate(self) -> None:
+        """Raise `InputError` for what cannot be packed at all. Whether it is *right* is the checker's business."""
+        if self.protocol not in PROTOCOLS:
+            raise InputError(f"{self.name}: proto {self.protocol!r}; use {', '.join(PROTOCOLS)}")
+        if not self.gpus:
+            raise InputError(f"{self.name}: no gpu; a program needs at least one")
+        for rank, tb, position, step in self.steps():
+            where = f"{self.name}: gpu {rank} tb {tb} step {position}"
+            if step.type not in STEP_TYPES:
+                raise InputError(f"{where}: type {step.type!r}; use {', '.join(STEP_TYPES)}")
+            for buffer in (step.srcbuf, step.dstbuf):
+                if buffer not in BUFFERS:
+                    raise InputError(f"{where}: buffer {buffer!r}; use i, o or s")
+            for value in (step.srcoff, step.dstoff, step.cnt, step.depid, step.deps):
+                if abs(value) > INT32_MAX:
+                    raise InputError(f"{where}: {value} does not fit in 32 bits")
+
+    @cached_property
+    def core(self) -> _core.Program:
+        """The same program in the C++ core."""
+        op = {name: i for i, name in enumerate(STEP_TYPES)}
+        buffer = {name: i for i, name in enumerate(BUFFERS)}
+        gpus = [(gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in self.gpus]
+        threadblocks = []
+        steps = []
+        for rank, gpu in enumerate(self.gpus):
+            for tb in gpu.threadblocks:
+                row = len(threadblocks)
+                threadblocks.append((rank, tb.send, tb.recv, tb.chan))
+                steps += [
+                    (row, op[s.type], buffer[s.srcbuf], s.srcoff, buffer[s.dstbuf], s.dstoff, s.cnt, s.depid, s.deps,
+                     s.hasdep)
+                    for s in tb.steps
+                ]  # fmt: skip
+        return _core.Program(
+            collective=self.collective,
+            protocol=self.protocol,
+            channels=self.nchannels,
+            chunks_per_loop=self.nchunks,
+            in_place=self.inplace,
+            out_of_place=self.outofplace,
+            gpus=np.array(gpus, dtype=np.int64).reshape(-1, 3),
+            threadblocks=np.array(threadblocks, dtype=np.int64).reshape(-1, 4),
+            steps=np.array(steps, dtype=np.int64).reshape(-1, 10),
+        )

@@ -1,0 +1,185 @@
+"""MSCCL XML: reading files that may be hostile, writing files that every runtime's parser takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lxml import etree
+
+from ..errors import InputError
+from ..files import read_bytes, write_text
+from .program import Gpu, Program, Step, Threadblock
+from .targets import Target
+
+MAX_ELEMENTS = 2_000_000
+_COLLECTIVES = {"reducescatter": "reduce_scatter"}
+
+
+def read(path: str | Path) -> Program:
+    """Read an MSCCL XML file. Raises `InputError` naming the file, the line and the remedy."""
+    return parse(read_bytes(path, "a program"), str(path))
+
+
+def parse(data: bytes, where: str = "program") -> Program:
+    """The Program that `data` spells. Unknown attributes and elements are ignored, as the runtimes do;
+    document order is execution order and must agree with the numbering."""
+    return _program(_tree(data, where), where)
+
+
+def write(program: Program, target: Target, path: str | Path) -> None:
+    """Write `program` in `target`'s spelling, atomically."""
+    write_text(path, to_text(program, target))
+
+
+def to_text(program: Program, target: Target) -> str:
+    """The file's text: no declaration, no tabs, every attribute written, one element a line."""
+    algo = etree.Element(
+        "algo",
+        {
+            "name": program.name,
+            "proto": program.protocol,
+            "nchannels": str(program.nchannels),
+            "nchunksperloop": str(program.nchunks),
+            "ngpus": str(program.nranks),
+            "coll": target.collectives[program.collective],
+            "inplace": str(int(program.inplace)),
+            "outofplace": str(int(program.outofplace)),
+            "minBytes": str(program.min_bytes),
+            "maxBytes": str(program.max_bytes),
+        },
+    )
+    for rank, gpu in enumerate(program.gpus):
+        chunks = {"i_chunks": gpu.input_chunks, "o_chunks": gpu.output_chunks, "s_chunks": gpu.scratch_chunks}
+        gpu_element = _child(algo, "gpu", {"id": rank, **chunks})
+        for tb, threadblock in enumerate(gpu.threadblocks):
+            tb_element = _child(
+                gpu_element,
+                "tb",
+                {"id": tb, "send": threadblock.send, "recv": threadblock.recv, "chan": threadblock.chan},
+            )
+            for position, step in enumerate(threadblock.steps):
+                values = step._asdict()
+                values["hasdep"] = int(step.hasdep)
+                _child(tb_element, "step", {"s": position, **values})
+    return etree.tostring(algo, pretty_print=True, encoding="unicode")
+
+
+def _child(parent: etree._Element, tag: str, attributes: Mapping[str, object]) -> etree._Element:
+    return etree.SubElement(parent, tag, {key: str(value) for key, value in attributes.items()})
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def _tree(data: bytes, where: str) -> etree._Element:
+    """Parse without entities, DTDs or the network."""
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise InputError(f"{where}: has a DOCTYPE or entities, which no runtime takes; remove them")
+    elements = data.count(b"<step")
+    if elements > MAX_ELEMENTS:
+        raise InputError(f"{where}: {elements} steps; no runtime takes more than 4095 nodes a rank, so split the program")
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
+        remove_pis=True, huge_tree=False,
+    )  # fmt: skip
+    try:
+        root = etree.fromstring(data, parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        raise InputError(f"{where}: not well-formed XML: {_one_line(error)}; write the file again") from None
+    if root.tag != "algo":
+        raise InputError(f"{where}: line {root.sourceline}: the first element is <{root.tag}>; it must be <algo>")
+    return root
+
+
+def _program(algo: etree._Element, where: str) -> Program:
+    ngpus = _integer(algo, "ngpus", where)
+    gpus = _numbered(algo.iterchildren("gpu"), "id", where)
+    if len(gpus) != ngpus:
+        raise InputError(f"{where}: ngpus is {ngpus} but there are {len(gpus)} gpu elements; make them agree")
+    collective = _text(algo, "coll", where)
+    return Program(
+        name=algo.get("name", Path(where).stem),
+        collective=_COLLECTIVES.get(collective, collective),
+        protocol=_text(algo, "proto", where),
+        nchannels=_integer(algo, "nchannels", where),
+        nchunks=_integer(algo, "nchunksperloop", where),
+        inplace=bool(_integer(algo, "inplace", where, 0)),
+        outofplace=bool(_integer(algo, "outofplace", where, 1)),
+        min_bytes=_integer(algo, "minBytes", where, 0),
+        max_bytes=_integer(algo, "maxBytes", where, 0),
+        gpus=tuple(_gpu(element, where) for element in gpus),
+    )
+
+
+def _gpu(element: etree._Element, where: str) -> Gpu:
+    return Gpu(
+        input_chunks=_integer(element, "i_chunks", where),
+        output_chunks=_integer(element, "o_chunks", where),
+        scratch_chunks=_integer(element, "s_chunks", where),
+        threadblocks=tuple(_threadblock(tb, where) for tb in _numbered(element.iterchildren("tb"), "id", where)),
+    )
+
+
+def _threadblock(element: etree._Element, where: str) -> Threadblock:
+    return Threadblock(
+        send=_integer(element, "send", where),
+        recv=_integer(element, "recv", where),
+        chan=_integer(element, "chan", where),
+        steps=tuple(_step(step, where) for step in _numbered(element.iterchildren("step"), "s", where)),
+    )
+
+
+def _step(element: etree._Element, where: str) -> Step:
+    return Step(
+        type=_text(element, "type", where),
+        srcbuf=_text(element, "srcbuf", where),
+        srcoff=_integer(element, "srcoff", where),
+        dstbuf=_text(element, "dstbuf", where),
+        dstoff=_integer(element, "dstoff", where),
+        cnt=_integer(element, "cnt", where),
+        depid=_integer(element, "depid", where),
+        deps=_integer(element, "deps", where),
+        hasdep=bool(_integer(element, "hasdep", where)),
+    )
+
+
+def _numbered(elements: Iterable[etree._Element], key: str, where: str) -> list[etree._Element]:
+    """The elements, whose `key` must count 0, 1, 2… in document order."""
+    found = list(elements)
+    for position, element in enumerate(found):
+        number = _integer(element, key, where)
+        if number != position:
+            raise InputError(
+                f"{where}: line {element.sourceline}: <{element.tag} {key}={number}> stands where {key}={position} "
+                "is due; runtimes run steps in document order, so number them so"
+            )
+    return found
+
+
+def _text(element: etree._Element, key: str, where: str) -> str:
+    value = element.get(key)
+    if value is None:
+        raise InputError(f"{where}: line {element.sourceline}: <{element.tag}> lacks {key}; every attribute is required")
+    if len(value) > 255:
+        raise InputError(f"{where}: line {element.sourceline}: {key} is over 255 characters, which overflows runtimes")
+    return value
+
+
+def _integer(element: etree._Element, key: str, where: str, default: int | None = None) -> int:
+    if default is not None and element.get(key) is None:
+        return default
+    value = _text(element, key, where)
+    try:
+        number = int(value, 0)
+    except ValueError:
+        raise InputError(
+            f"{where}: line {element.sourceline}: {key}={value!r} is not a whole number; write digits only"
+        ) from None
+    if abs(number) >= 2**63:
+        raise InputError(f"{where}: line {element.sourceline}: {key}={value} does not fit in 64 bits")
+    return number
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
