@@ -78,7 +78,9 @@ def _tree(data: bytes, where: str) -> etree._Element:
         raise InputError(f"{where}: has a DOCTYPE or entities, which no runtime takes; remove them")
     elements = data.count(b"<step")
     if elements > MAX_ELEMENTS:
-        raise InputError(f"{where}: {elements} steps; no runtime takes more than 4095 nodes a rank, so split the program")
+        raise InputError(
+            f"{where}: {elements} steps; no runtime takes more than 4095 nodes a rank, so split the program"
+        )
     parser = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
         remove_pis=True, huge_tree=False,
@@ -88,7 +90,9 @@ def _tree(data: bytes, where: str) -> etree._Element:
     except (etree.XMLSyntaxError, ValueError) as error:
         raise InputError(f"{where}: not well-formed XML: {_one_line(error)}; write the file again") from None
     if root.tag != "algo":
-        raise InputError(f"{where}: line {root.sourceline}: the first element is <{root.tag}>; it must be <algo>")
+        raise InputError(
+            f"{where}: line {root.sourceline}: the first element is <{root.tag}>; it must be <algo>"
+        )
     return root
 
 
@@ -117,7 +121,9 @@ def _gpu(element: etree._Element, where: str) -> Gpu:
         input_chunks=_integer(element, "i_chunks", where),
         output_chunks=_integer(element, "o_chunks", where),
         scratch_chunks=_integer(element, "s_chunks", where),
-        threadblocks=tuple(_threadblock(tb, where) for tb in _numbered(element.iterchildren("tb"), "id", where)),
+        threadblocks=tuple(
+            _threadblock(tb, where) for tb in _numbered(element.iterchildren("tb"), "id", where)
+        ),
     )
 
 
@@ -160,9 +166,13 @@ def _numbered(elements: Iterable[etree._Element], key: str, where: str) -> list[
 def _text(element: etree._Element, key: str, where: str) -> str:
     value = element.get(key)
     if value is None:
-        raise InputError(f"{where}: line {element.sourceline}: <{element.tag}> lacks {key}; every attribute is required")
+        raise InputError(
+            f"{where}: line {element.sourceline}: <{element.tag}> lacks {key}; every attribute is required"
+        )
     if len(value) > 255:
-        raise InputError(f"{where}: line {element.sourceline}: {key} is over 255 characters, which overflows runtimes")
+        raise InputError(
+            f"{where}: line {element.sourceline}: {key} is over 255 characters, which overflows runtimes"
+        )
     return value
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import networkx as nx
@@ -18,7 +17,6 @@ from ..files import read_json, write_text
 
 NODE_KINDS = ("gpu", "switch", "nic", "cpu")
 LINK_KINDS = ("nvlink", "xgmi", "pcie", "network", "socket")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Node:
     host: int = 0
     name: str = ""
     multicast: bool = False
-    extra: Mapping[str, Any] = field(default=_NOTHING, compare=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Link:
     bandwidth_GBps: float
     alpha_us: float
     kind: str = ""
-    extra: Mapping[str, Any] = field(default=_NOTHING, compare=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def beta_us(self, nbytes: float) -> float:
         """Time for which `nbytes` occupy the link, in µs."""
@@ -64,7 +62,7 @@ class Topology:
     links: tuple[Link, ...]
     source: str = ""
     threadblock_GBps: float | None = None
-    extra: Mapping[str, Any] = field(default=_NOTHING, compare=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self.validate()
@@ -128,7 +126,9 @@ class Topology:
                 raise InputError(f"{self.name}: node {node.id}: the id is used twice; give each node its own")
             seen.add(node.id)
             if node.kind not in NODE_KINDS:
-                raise InputError(f"{self.name}: node {node.id}: kind {node.kind!r}; use {', '.join(NODE_KINDS)}")
+                raise InputError(
+                    f"{self.name}: node {node.id}: kind {node.kind!r}; use {', '.join(NODE_KINDS)}"
+                )
         ranks = sorted(node.rank for node in self.nodes if node.kind == "gpu" and node.rank is not None)
         unranked = [node.id for node in self.nodes if node.kind == "gpu" and node.rank is None]
         if unranked:
@@ -136,7 +136,9 @@ class Topology:
         if not ranks:
             raise InputError(f"{self.name}: no gpu among the nodes; a topology needs at least one")
         if ranks != list(range(len(ranks))):
-            raise InputError(f"{self.name}: the ranks must be 0..{len(ranks) - 1}, each once; found {_brief(ranks)}")
+            raise InputError(
+                f"{self.name}: the ranks must be 0..{len(ranks) - 1}, each once; found {_brief(ranks)}"
+            )
 
     def _validate_links(self) -> None:
         known = {node.id for node in self.nodes}
@@ -161,7 +163,10 @@ class Topology:
     def _validate_connected(self) -> None:
         graph = self.graph()
         first = self.gpus[0]
-        for reach, verb in ((nx.descendants(graph, first), "reach"), (nx.ancestors(graph, first), "be reached by")):
+        for reach, verb in (
+            (nx.descendants(graph, first), "reach"),
+            (nx.ancestors(graph, first), "be reached by"),
+        ):
             lost = [id for id in self.gpus[1:] if id not in reach]
             if lost:
                 raise InputError(
@@ -195,10 +200,16 @@ class Topology:
         threadblock = value.get("threadblock_GBps")
         return cls(
             name=str(value.get("name") or where),
-            nodes=tuple(_node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])),
-            links=tuple(_link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])),
+            nodes=tuple(
+                _node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])
+            ),
+            links=tuple(
+                _link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])
+            ),
             source=str(value.get("source") or ""),
-            threadblock_GBps=None if threadblock is None else _number(threadblock, f"{where}: threadblock_GBps"),
+            threadblock_GBps=None
+            if threadblock is None
+            else _number(threadblock, f"{where}: threadblock_GBps"),
             extra={key: item for key, item in value.items() if key not in known},
         )
 
@@ -222,7 +233,7 @@ class Topology:
         lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in head.items()]
         for key in ("nodes", "links"):
             rows = ",\n    ".join(json.dumps(item) for item in value[key])
-            lines.append(f'{json.dumps(key)}: [\n    {rows}\n  ]')
+            lines.append(f"{json.dumps(key)}: [\n    {rows}\n  ]")
         write_text(path, "{\n  " + ",\n  ".join(lines) + "\n}\n")
 
 
