@@ -1,1 +1,37 @@
-"""teccl-msccl: hardware → Topology → Schedule → Program → a file that GPUs execute, with a proof at every arrow."""
+"""teccl-msccl: hardware → Topology → Schedule → Program → a file that GPUs execute, proved at every arrow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .collective.demand import Demand
+    from .errors import InputError, Refused
+    from .program.lower import lower
+    from .program.program import Program
+    from .schedule.schedule import Schedule
+    from .synthesis.portfolio import synthesize
+    from .topology.model import Topology
+
+__version__ = "0.1.0"
+__all__ = ["Demand", "InputError", "Program", "Refused", "Schedule", "Topology", "lower", "synthesize"]
+
+_HOMES = {
+    "Demand": "collective.demand",
+    "InputError": "errors",
+    "Program": "program.program",
+    "Refused": "errors",
+    "Schedule": "schedule.schedule",
+    "Topology": "topology.model",
+    "lower": "program.lower",
+    "synthesize": "synthesis.portfolio",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import teccl_msccl` itself costs nothing."""
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,9 +71,7 @@ class Demand:
             if not chunk.origin:
                 raise InputError(f"{where}: nobody has it; give it an origin")
             if not chunk.reduce and len(chunk.origin) != 1:
-                raise InputError(
-                    f"{where}: a chunk that is not reduced has one origin, not {len(chunk.origin)}"
-                )
+                raise InputError(f"{where}: a chunk that is not reduced has one origin, not {len(chunk.origin)}")
             for rank in (*chunk.origin, *chunk.want):
                 if not 0 <= rank < self.nranks:
                     raise InputError(f"{where}: no rank {rank} among 0..{self.nranks - 1}")

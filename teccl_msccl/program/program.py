@@ -112,8 +112,8 @@ class Program:
         op = {name: i for i, name in enumerate(STEP_TYPES)}
         buffer = {name: i for i, name in enumerate(BUFFERS)}
         gpus = [(gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in self.gpus]
-        threadblocks = []
-        steps = []
+        threadblocks: list[tuple[int, ...]] = []
+        steps: list[tuple[int, ...]] = []
         for rank, gpu in enumerate(self.gpus):
             for tb in gpu.threadblocks:
                 row = len(threadblocks)

@@ -90,9 +90,7 @@ def _tree(data: bytes, where: str) -> etree._Element:
     except (etree.XMLSyntaxError, ValueError) as error:
         raise InputError(f"{where}: not well-formed XML: {_one_line(error)}; write the file again") from None
     if root.tag != "algo":
-        raise InputError(
-            f"{where}: line {root.sourceline}: the first element is <{root.tag}>; it must be <algo>"
-        )
+        raise InputError(f"{where}: line {root.sourceline}: the first element is <{root.tag}>; it must be <algo>")
     return root
 
 
@@ -121,9 +119,7 @@ def _gpu(element: etree._Element, where: str) -> Gpu:
         input_chunks=_integer(element, "i_chunks", where),
         output_chunks=_integer(element, "o_chunks", where),
         scratch_chunks=_integer(element, "s_chunks", where),
-        threadblocks=tuple(
-            _threadblock(tb, where) for tb in _numbered(element.iterchildren("tb"), "id", where)
-        ),
+        threadblocks=tuple(_threadblock(tb, where) for tb in _numbered(element.iterchildren("tb"), "id", where)),
     )
 
 
@@ -170,9 +166,7 @@ def _text(element: etree._Element, key: str, where: str) -> str:
             f"{where}: line {element.sourceline}: <{element.tag}> lacks {key}; every attribute is required"
         )
     if len(value) > 255:
-        raise InputError(
-            f"{where}: line {element.sourceline}: {key} is over 255 characters, which overflows runtimes"
-        )
+        raise InputError(f"{where}: line {element.sourceline}: {key} is over 255 characters, which overflows runtimes")
     return value
 
 

@@ -126,9 +126,7 @@ class Topology:
                 raise InputError(f"{self.name}: node {node.id}: the id is used twice; give each node its own")
             seen.add(node.id)
             if node.kind not in NODE_KINDS:
-                raise InputError(
-                    f"{self.name}: node {node.id}: kind {node.kind!r}; use {', '.join(NODE_KINDS)}"
-                )
+                raise InputError(f"{self.name}: node {node.id}: kind {node.kind!r}; use {', '.join(NODE_KINDS)}")
         ranks = sorted(node.rank for node in self.nodes if node.kind == "gpu" and node.rank is not None)
         unranked = [node.id for node in self.nodes if node.kind == "gpu" and node.rank is None]
         if unranked:
@@ -136,9 +134,7 @@ class Topology:
         if not ranks:
             raise InputError(f"{self.name}: no gpu among the nodes; a topology needs at least one")
         if ranks != list(range(len(ranks))):
-            raise InputError(
-                f"{self.name}: the ranks must be 0..{len(ranks) - 1}, each once; found {_brief(ranks)}"
-            )
+            raise InputError(f"{self.name}: the ranks must be 0..{len(ranks) - 1}, each once; found {_brief(ranks)}")
 
     def _validate_links(self) -> None:
         known = {node.id for node in self.nodes}
@@ -200,16 +196,10 @@ class Topology:
         threadblock = value.get("threadblock_GBps")
         return cls(
             name=str(value.get("name") or where),
-            nodes=tuple(
-                _node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])
-            ),
-            links=tuple(
-                _link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])
-            ),
+            nodes=tuple(_node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])),
+            links=tuple(_link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])),
             source=str(value.get("source") or ""),
-            threadblock_GBps=None
-            if threadblock is None
-            else _number(threadblock, f"{where}: threadblock_GBps"),
+            threadblock_GBps=None if threadblock is None else _number(threadblock, f"{where}: threadblock_GBps"),
             extra={key: item for key, item in value.items() if key not in known},
         )
 

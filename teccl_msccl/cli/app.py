@@ -1,0 +1,58 @@
+"""The `teccl-msccl` program: commands, and how errors leave it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from ..errors import InputError, Refused
+from . import output
+
+app = typer.Typer(
+    name="teccl-msccl",
+    help="Synthesize, prove and execute collective schedules for the links that your GPUs really have. "
+    "Every command takes --json: one JSON object on stdout.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _register() -> None:
+    """Each command's file adds itself to `app`."""
+    from . import commands  # noqa: F401
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 good, 1 the answer is no, 2 bad input; one line on stderr, no traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    output.as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
+    _register()
+    try:
+        code = app(arguments, prog_name="teccl-msccl", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        code = _fail(error.format_message(), 2)
+    except InputError as error:
+        code = _fail(str(error), 2)
+    except Refused as error:
+        code = _fail(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str, code: int) -> int:
+    line = " ".join(text.split())
+    output.stderr.print(f"error: {line}", markup=False, soft_wrap=True)
+    output.answer({"error": line, "exit_code": code}, lambda: None)
+    return code

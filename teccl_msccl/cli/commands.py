@@ -1,0 +1,1 @@
+"""The commands in the order that `--help` lists them: importing a file registers its command."""
