@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..collective.demand import Chunk
 from ..schedule.schedule import Schedule, Send
+from ..schedule.simulate import play
 from .placement import Layout, Place
 
 
@@ -53,8 +54,6 @@ def plan_actions(schedule: Schedule, modes: frozenset[str]) -> list[RankPlan]:
     """
     planner = _Planner(schedule, modes)
     planner.copy_own_chunks()
-    for i, send in enumerate(schedule.sends):
-        planner.number(i, send)
     planner.transfer()
     return [planner.finish(rank) for rank in range(schedule.topology.nranks)]
 
@@ -64,7 +63,6 @@ class _Planner:
         self.schedule = schedule
         self.modes = modes
         self.layout = Layout(schedule.demand)
-        self.slack = 1e-9 * max(1.0, schedule.finish_us)
         self.actions: dict[int, list[Action]] = defaultdict(list)
         self.scratch: dict[int, int] = defaultdict(int)
         self.held: dict[tuple[int, int], Place] = {}
@@ -93,20 +91,12 @@ class _Planner:
     def _sends_from_output(self) -> bool:
         return "inplace" in self.modes and self.schedule.demand.collective == "allgather"
 
-    def number(self, i: int, send: Send) -> None:
-        """Give the send its connection, and its place in the connection's order (that of the start times)."""
-        pair = self.schedule.ends(send)
-        known = self._paths[pair]
-        known.setdefault(send.path, len(known))
-        self.connections[i] = ((*pair, known[send.path]), 0)
-
     def transfer(self) -> None:
-        """Replay the sends: departures and arrivals in time order, as the data needs them."""
-        sends = self.schedule.sends
-        events: list[tuple[float, int, int]] = []
-        for i, send in enumerate(sends):
-            events.append((send.start_us, 1, i))
-            events.append((self.schedule.arrival_us(send) - self.slack, 0, i))
+        """Replay the sends on the schedule's clock: departures and arrivals in time order."""
+        sends = sorted(self.schedule.sends, key=lambda send: send.start_us)
+        starts, arrivals = play(self.schedule.topology, self.schedule.demand, sends)
+        events = [(time, True, i) for i, time in enumerate(starts)]
+        events += [(time, False, i) for i, time in enumerate(arrivals)]  # sorts before a departure at that time
         for time, departs, i in sorted(events):
             chunk = self.schedule.demand.chunks[sends[i].chunk]
             if departs:
@@ -115,13 +105,15 @@ class _Planner:
                 self._arrive(i, sends[i], chunk, time)
 
     def _depart(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
-        connection, _ = self.connections[i]
+        """The send takes the next place in the order of its connection."""
+        pair = self.schedule.ends(send)
+        path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
+        connection = (*pair, path)
         position = self._sent[connection]
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
-        source = connection[0]
-        place = self.held[chunk.id, source]
-        self.actions[source].append(Action(source, time, "s", place, None, connection, position))
+        place = self.held[chunk.id, pair[0]]
+        self.actions[pair[0]].append(Action(pair[0], time, "s", place, None, connection, position))
 
     def _arrive(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
         connection, position = self.connections[i]

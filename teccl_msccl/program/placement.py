@@ -68,10 +68,10 @@ class Layout:
         """The memory that `place` is when the call is in place: NCCL's smaller buffer lies in the larger one."""
         demand, c = self.demand, self.demand.nchunks
         match demand.collective, place.buffer:
-            case ("allgather" | "gather"), "i" if demand.root in (None, rank):
+            case (("allgather" | "gather"), "i") if demand.root in (None, rank):
                 return Place("o", rank * c + place.offset)
-            case ("reduce_scatter" | "scatter"), "o" if demand.root in (None, rank):
+            case (("reduce_scatter" | "scatter"), "o") if demand.root in (None, rank):
                 return Place("i", rank * c + place.offset)
-            case ("alltoall" | "allreduce" | "broadcast" | "reduce"), "i":
+            case (("alltoall" | "allreduce" | "broadcast" | "reduce"), "i"):
                 return Place("o", place.offset)
         return place

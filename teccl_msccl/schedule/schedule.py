@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,10 +174,10 @@ def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[
 
 def _check_path(path: tuple[int, ...], topology: Topology, where: str) -> None:
     """A path joins GPU to GPU, link after link, through nodes that do not store."""
-    for link in path:
-        if link not in topology.link_by_id:
-            raise InputError(f"{where}: the topology has no link {link}")
-    links = [topology.link_by_id[link] for link in path]
+    for id in path:
+        if id not in topology.link_by_id:
+            raise InputError(f"{where}: the topology has no link {id}")
+    links = [topology.link_by_id[id] for id in path]
     for link, following in pairwise(links):
         if link.dst != following.src:
             raise InputError(f"{where}: link {link.id} ends at node {link.dst}, link {following.id} starts elsewhere")
@@ -198,8 +198,3 @@ def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}: must be a number, not {value!r}")
     return float(value)
-
-
-def with_finish(schedule: Schedule, sends: tuple[Send, ...], finish_us: float) -> Schedule:
-    """`schedule` with other sends and finish time."""
-    return replace(schedule, sends=sends, finish_us=finish_us)
