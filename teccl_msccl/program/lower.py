@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
-from .actions import BEFORE_ALL, Action, RankPlan, merge_copies, plan_actions
+from .actions import Action, RankPlan, merge_copies, plan_actions
 from .channels import ChannelPlan, Connection, assign_channels, connections
 from .dependencies import order_hazards, reduce_waits
 from .placement import MODES, Layout, Place
@@ -32,8 +32,8 @@ def lower(
     """Lower `schedule` to a Program for `target`.
 
     `mode` is "both", "inplace" or "outofplace"; `protocol` one of Simple, LL and LL128. Sends and receives get
-    threadblocks of their own, so that no send ever waits for a receive that it does not need: with every wait
-    pointing back in the schedule's time, the program cannot deadlock with any number of credits.
+    threadblocks of their own, and every wait of a transfer, for data, for a place or for the transfer before it, is
+    for one that arrives earlier in the schedule: so the program cannot deadlock with any number of credits.
     Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
     """
     limits = target_named(target)
@@ -124,8 +124,8 @@ def _build_rank(rank: int, plan: RankPlan, channels: ChannelPlan, target: Target
 
 def _with_merged_copies(actions: Sequence[Action]) -> tuple[list[Action], dict[Action, int]]:
     """Neighbouring initial copies become one; waits on a member become waits on the whole."""
-    first = [action for action in actions if action.time_us == BEFORE_ALL]
-    rest = [action for action in actions if action.time_us != BEFORE_ALL]
+    first = [action for action in actions if action.connection is None]
+    rest = [action for action in actions if action.connection is not None]
     sizes: dict[Action, int] = {}
     leader: dict[Action, Action] = {}
     for action, count, members in merge_copies(first, MAX_COUNT):
