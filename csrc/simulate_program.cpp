@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "activity_log.hpp"
+
 namespace teccl {
 
 const char* cause_name(Cause cause) {
@@ -19,16 +21,9 @@ const char* cause_name(Cause cause) {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kNone = ActivityLog::kNone;
 
-// What has happened on a threadblock, kept for the critical path: `before` is the activity that `cause` names.
-struct Record {
-  std::int32_t worker, step, iteration, before;
-  double start, end;
-  Cause cause;
-};
-
-// When something could happen at the earliest, and which constraint says so.
+// When something could happen at the earliest, and which constraint and activity (in the log) say so.
 struct Readiness {
   double time = 0;
   Cause cause = Cause::start;
@@ -41,7 +36,7 @@ struct Readiness {
 
 struct Transfer {  // on its way to, or in, the receiver's FIFO
   double head, arrival;
-  std::int32_t record;  // of the sender
+  std::int32_t record;  // the sender's
 };
 
 struct Connection {
@@ -59,7 +54,7 @@ struct Connection {
 struct Link {
   using Waiter = std::pair<std::int64_t, std::int32_t>;  // order of request, connection
   double free = 0;
-  std::int32_t user = kNone;  // record of the transfer that had it last
+  std::int32_t user = kNone;  // the activity that had it last
   double wake = kNever;       // when its queue is looked at next
   std::priority_queue<Waiter, std::vector<Waiter>, std::greater<Waiter>> queue;
 };
@@ -278,8 +273,8 @@ class Simulation {
 
   // The worker is busy with one transfer from `start` to `end`.
   std::int32_t move(Worker& worker, std::int32_t id, const Readiness& why, double start, double end) {
-    const auto record = static_cast<std::int32_t>(records_.size());
-    records_.push_back({id, worker.step, worker.iteration, why.record, start, end, why.cause});
+    const std::int32_t record =
+        log_.add({worker.gpu, worker.threadblock, worker.step, worker.iteration, start, end, why.cause}, why.record);
     worker.busy += end - start;
     worker.ready = {end, Cause::order, record};
     worker.phase = Phase::moving;
@@ -391,28 +386,8 @@ class Simulation {
     }
     if (last == nullptr) return timing;
     timing.finish_us = last->ready.time;
-    timing.critical_path = path_to(last->ready.record);
+    timing.critical_path = log_.path_to(last->ready.record);
     return timing;
-  }
-
-  // Back from a record through the constraints that set each start; transfers of one step become one activity.
-  std::vector<Activity> path_to(std::int32_t record) const {
-    std::vector<Activity> path;
-    const Record* later = nullptr;
-    for (; record != kNone; record = records_[record].before) {
-      const Record& here = records_[record];
-      const Worker& worker = workers_[here.worker];
-      if (later && std::tie(here.worker, here.step, here.iteration) ==
-                       std::tie(later->worker, later->step, later->iteration)) {
-        path.back().start_us = here.start;
-        path.back().cause = here.cause;
-      } else {
-        path.push_back({worker.gpu, worker.threadblock, here.step, here.iteration, here.start, here.end, here.cause});
-      }
-      later = &here;
-    }
-    std::reverse(path.begin(), path.end());
-    return path;
   }
 
   const Transport& transport_;
@@ -420,7 +395,7 @@ class Simulation {
   std::vector<std::int32_t> first_worker_;  // of each GPU
   std::vector<Connection> connections_;
   std::vector<Link> links_;
-  std::vector<Record> records_;
+  ActivityLog log_;
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
   std::int64_t order_ = 0;
   double now_ = 0;

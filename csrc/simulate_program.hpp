@@ -63,7 +63,7 @@ struct ProgramTiming {
 // transfer occupies nothing, and links serve waiting transfers in the order of their requests, passing over one that
 // another link still holds up. The sender is busy until the data has left into the first link, a receiver until it
 // has arrived, and both for at least b / threadblock_GBps; `cpy` and `re` take twice that. A fused step waits for the
-// whole transfer, then passes it on in one pass. The receiver's step returns the credit when it ends.
+// whole transfer, then passes it on in one pass. The receiver's step returns the credit when it ends, at no delay.
 // O(E log E) for E transfers, apart from transfers that wait for several links in turn.
 ProgramTiming simulate_program(const Program& program, const Transport& transport);
 

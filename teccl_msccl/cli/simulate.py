@@ -12,6 +12,7 @@ from .app import app
 
 if TYPE_CHECKING:
     from ..program.simulate import ProgramTiming
+    from ..topology.model import Topology
 
 
 @app.command()
@@ -47,8 +48,10 @@ def simulate(
     )
 
 
-def _show(title: str, protocol: str, timing: ProgramTiming, rows: int = 12) -> None:
+def _show(title: str, machine: Topology, protocol: str, timing: ProgramTiming, rows: int = 12) -> None:
     from rich.table import Table
+
+    from ..collective.size import format_size
 
     output.stdout.print(title, markup=False, soft_wrap=True)
     output.stdout.print(
@@ -56,9 +59,11 @@ def _show(title: str, protocol: str, timing: ProgramTiming, rows: int = 12) -> N
         f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)",
         soft_wrap=True,
     )
-    links = Table("link", "busy µs", "used", "bytes", title="Busiest links", title_justify="left")
-    for link in sorted(timing.links, key=lambda link: -link.busy_us)[:rows]:
-        links.add_row(str(link.link), f"{link.busy_us:.2f}", f"{link.utilisation:.1%}", f"{link.bytes:.0f}")
+    links = Table("link", "from → to", "busy µs", "used", "data", title="Busiest links", title_justify="left")
+    for use in sorted(timing.links, key=lambda use: -use.busy_us)[:rows]:
+        link = machine.link_by_id[use.link]
+        ends = f"{_node(machine, link.src)} → {_node(machine, link.dst)}"
+        links.add_row(str(use.link), ends, f"{use.busy_us:.2f}", f"{use.utilisation:.1%}", format_size(use.bytes))
     output.stdout.print(links)
     threadblocks = Table("gpu", "tb", "busy µs", "used", "ends µs", title="Busiest threadblocks", title_justify="left")
     for tb in sorted(timing.threadblocks, key=lambda tb: -tb.busy_us)[:rows]:
@@ -66,7 +71,8 @@ def _show(title: str, protocol: str, timing: ProgramTiming, rows: int = 12) -> N
             str(tb.gpu), str(tb.tb), f"{tb.busy_us:.2f}", f"{tb.utilisation:.1%}", f"{tb.finish_us:.2f}"
         )
     output.stdout.print(threadblocks)
-    heading = f"Critical path, the last {rows} steps of {len(timing.critical_path)}"
+    length = len(timing.critical_path)
+    heading = "Critical path" if length <= rows else f"Critical path, the last {rows} of its {length} steps"
     path = Table(
         "gpu", "tb", "step", "iteration", "start µs", "end µs", "waited for", title=heading, title_justify="left"
     )
@@ -76,3 +82,8 @@ def _show(title: str, protocol: str, timing: ProgramTiming, rows: int = 12) -> N
             f"{step.start_us:.2f}", f"{step.end_us:.2f}", step.why,
         )  # fmt: skip
     output.stdout.print(path)
+
+
+def _node(machine: Topology, id: int) -> str:
+    node = machine.node_by_id[id]
+    return node.name or (f"gpu {node.rank}" if node.kind == "gpu" else f"{node.kind} {node.id}")

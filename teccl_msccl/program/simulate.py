@@ -93,7 +93,8 @@ def simulate(
     loop over the program, the iterations pipelining (details: csrc/simulate_program.hpp). The channels of a pair
     of GPUs are dealt out over its `direct_paths`. `topology.alpha_us` is LL's latency: the other protocols add
     theirs once per transfer (`Protocol.hop_alpha_us`). `neutral` takes the links as they are, with no efficiency
-    and no added latency, to compare with a schedule. `credits` overrides the protocol's transfers in flight.
+    and no added latency, to compare with a schedule; the threadblocks' rate remains. `credits` overrides the
+    protocol's transfers in flight.
 
     Many iterations are simulated until the time per iteration is steady, and then extrapolated.
     O(E log E) for E transfers. Raises `InputError` for a program that does not fit the topology, `Refused` for one
