@@ -44,7 +44,7 @@ def simulate(
     timing = simulate_program(program, machine, size_bytes, neutral=neutral)
     output.answer(
         timing.to_json(),
-        lambda: _show(f"{file} on {machine.name}, {format_size(size_bytes)}", program.protocol, timing),
+        lambda: _show(f"{file} on {machine.name}, {format_size(size_bytes)}", machine, program.protocol, timing),
     )
 
 
