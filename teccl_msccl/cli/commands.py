@@ -1,1 +1,3 @@
 """The commands in the order that `--help` lists them: importing a file registers its command."""
+
+from . import topo  # noqa: F401

@@ -154,5 +154,9 @@ def _network_findings(host: Topology, cluster: Topology) -> tuple[Finding, ...]:
         return (Finding("info", "", f"{hosts} hosts joined as the board's own description says"),)
     rates = sorted({line_rate_GBps(host, nic) for nic in nics})
     shown = "–".join(f"{rate:g}" for rate in dict.fromkeys((rates[0], rates[-1])))
-    text = f"{hosts} hosts × {len(nics)} NICs of {shown} GB/s, joined by {len(switches)} switch{'es' * (len(switches) > 1)}"
+    text = f"{hosts} hosts × {len(nics)} NICs of {shown} GB/s, joined at {', '.join(_abridged(switches))}"
     return (Finding("info", "", text),)
+
+
+def _abridged(names: list[str]) -> list[str]:
+    return names if len(names) <= 4 else [names[0], "…", names[-1]]

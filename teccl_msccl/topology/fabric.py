@@ -128,7 +128,7 @@ class _Cluster:
         for part, nics in zip(self.parts, chosen, strict=True):
             if not nics:
                 raise InputError(
-                    f"{part.name}: no NIC to join hosts by; choose a board with NICs, or add nic nodes linked to its GPUs"
+                    f"{part.name}: no NIC to join hosts by; choose a board with NICs, or add nic nodes next to its GPUs"
                 )
         names = [f"rail{i}" for i in range(max(map(len, chosen)))] if network == "rail" else ["network"]
         switches = [self._switch(name) for name in names]

@@ -69,15 +69,16 @@ def _grid(name: str, shape: str, extents: tuple[int, ...]) -> Topology:
         raise InputError(f"{name}: every extent must be at least 1; for example {shape}-4x4")
     _check_size(name, math.prod(extents))
     along = _line if shape == "mesh" else _ring
-    rank = {place: i for i, place in enumerate(product(*(range(extent) for extent in extents)))}
+    strides = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     wires = (
-        (rank[place[:axis] + (a,) + place[axis + 1 :]], rank[place[:axis] + (b,) + place[axis + 1 :]])
-        for axis, extent in enumerate(extents)
-        for place in rank
-        if place[axis] == 0
+        (first + a * stride, first + b * stride)
+        for extent, stride in zip(extents, strides, strict=True)
+        for first in range(math.prod(extents))
+        if first // stride % extent == 0
         for a, b in along(extent)
     )
-    return _direct(name, [str(place) for place in rank], wires, f"{shape} {'×'.join(map(str, extents))}")
+    labels = [str(place) for place in product(*map(range, extents))]
+    return _direct(name, labels, wires, f"{shape} {'×'.join(map(str, extents))}")
 
 
 def _direct(name: str, labels: list[str], wires: Wires, what: str) -> Topology:

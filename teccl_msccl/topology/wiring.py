@@ -59,10 +59,8 @@ def wiring_of(host: Topology, hosts: int) -> Wiring | None:
 
 
 def _read(entry: Mapping[str, Any], where: str, nranks: int) -> Wiring:
-    if "links" in entry:
-        keys = [("links", "src", "dst")]
-    else:
-        keys = [("up", "rank", ""), ("down", "", "rank")]
+    direct = "links" in entry
+    keys = [("links", "src", "dst")] if direct else [("up", "rank", ""), ("down", "", "rank")]
     wires: list[Wire] = []
     for key, src, dst in keys:
         items = entry.get(key)
@@ -80,7 +78,7 @@ def _read(entry: Mapping[str, Any], where: str, nranks: int) -> Wiring:
                     _figure(item, "alpha_us", place),
                 )
             )
-    return Wiring("" if "links" in entry else str(entry.get("switch", "network")), tuple(wires))
+    return Wiring("" if direct else str(entry.get("switch", "network")), tuple(wires))
 
 
 def _local_rank(item: Mapping[str, Any], key: str, where: str, nranks: int) -> int | None:

@@ -7,7 +7,7 @@ that are PIX or PXB apart share a PCIe switch, and with it one uplink; NUMA node
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 import networkx as nx
@@ -159,8 +159,7 @@ class _Assembly:
         """Devices that one of the levels joins, directly or through others, in order."""
         graph = nx.Graph()
         graph.add_nodes_from(devices)
-        within: Callable[[tuple[str, str]], bool] = lambda ends: self.host.levels.get(pair(*ends)) in levels
-        graph.add_edges_from(filter(within, combinations(devices, 2)))
+        graph.add_edges_from(ends for ends in combinations(devices, 2) if self.host.levels.get(pair(*ends)) in levels)
         return [[device for device in devices if device in group] for group in nx.connected_components(graph)]
 
     # -- NICs --------------------------------------------------------------------------------------------

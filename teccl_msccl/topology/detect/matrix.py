@@ -211,7 +211,11 @@ class _Reading:
             what = "row missing" if label not in found else f"cells missing under {_list(columns)}"
             findings.append(Finding("warning", label, f"{what}; read from the other rows' column {label}"))
         for gpu, others in unknown.items():
-            findings.append(Finding("warning", gpu, f"its distance from {_list(others)} is not in the capture"))
+            findings.append(
+                Finding(
+                    "warning", gpu, f"its distance from {_list(others)} is not in the capture; taken as through the CPU"
+                )
+            )
         missing = [label for label in self.labels if label not in found and not is_gpu(label)]
         if missing:
             text = f"rows of {_list(missing)} missing; read from the GPUs' rows"
