@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from ..topology.detected import Detected, Finding
     from ..topology.model import Topology
 
-topo = typer.Typer(help="List, show, convert and compose topologies.", no_args_is_help=True, rich_markup_mode=None)
+topo = typer.Typer(help="List, show, convert and compose topologies.", rich_markup_mode=None)
 app.add_typer(topo, name="topo")
 
 Name = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="A preset, NAMExN, a generator, or a file.")]
 Hosts = Annotated[int, typer.Option(help="Number of hosts, copies of the topology.")]
 Network = Annotated[str | None, typer.Option(help="What joins the hosts: rail or single-switch.")]
 Out = Annotated[Path, typer.Option("-o", "--output", help="The topology JSON to write.")]
+
+
+@topo.callback(invoke_without_command=True)
+def help_where_no_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @topo.command("list")
@@ -102,9 +108,10 @@ def _as_dict(detected: Detected) -> dict[str, Any]:
 def _print_list(boards: list[dict[str, Any]], generators: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    table = Table("preset", "GPUs", "NICs", "source", box=None)
+    table = Table("preset", "GPUs", "NICs", "", box=None)
     for board in boards:
-        table.add_row(board["name"], str(board["nranks"]), str(board["nics"]), board["source"])
+        what, *_ = board["source"].split("; ")  # the figures' source is for `show`
+        table.add_row(board["name"], str(board["nranks"]), str(board["nics"]), what)
     output.stdout.print(table)
     output.stdout.print("\ngenerators: " + ", ".join(generators), markup=False)
     output.stdout.print("Any preset with NICs: NAMExN for N hosts.", markup=False)

@@ -72,7 +72,7 @@ def parse(text: str, where: str = "capture", name: str = "") -> Detected:
         link_GBps={gpu: tuple(capture.rates[gpu]) for gpu in gpus if gpu in capture.rates},
         aliases=capture.aliases,
     )
-    detected = assemble(host, name or where, source=f"nvidia-smi topo -m capture {where}")
+    detected = assemble(host, name or where, source=f"`nvidia-smi topo -m` of {name or where}")
     return Detected(
         detected.topology,
         (*matrix.findings, *detected.findings, *_inactive_links(host, capture), *_peer_access(host, capture)),
