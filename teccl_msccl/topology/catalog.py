@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -61,14 +62,13 @@ def _one_host(text: str) -> tuple[Detected, int | None]:
     copies = _COPIES.fullmatch(name)
     if copies and (named := _named(copies[1])) is not None:
         return named, int(copies[2])
-    path = Path(text)
-    if text and (path.exists() or path.is_symlink()):
-        return read_file(path), None
+    if os.path.lexists(text):
+        return read_file(Path(text)), None
     known = spellings()
     base = copies[1] if copies else name
     close = difflib.get_close_matches(base, [*known, *_common_sizes()], n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]}?" if close else "."
-    raise InputError(f"{text or 'an empty name'}: no such topology or file{hint} Known: {', '.join(known)}")
+    raise InputError(f"{text[:80] or 'an empty name'}: no such topology or file{hint} Known: {', '.join(known)}")
 
 
 def _named(name: str) -> Detected | None:

@@ -16,7 +16,7 @@ ALPHA_US = 0.5
 STAR_ALPHA_US = 0.25  # per hop, so that crossing the switch costs what a direct link does
 
 MOST_GPUS = 4096
-MOST_LINKS = 300_000
+MOST_LINKS = 100_000
 
 #: How each generator's name is written.
 SPELLINGS = ("ring-N", "line-N", "full-N", "star-N", "mesh-AxB", "torus-AxB[xC]", "hypercube-N")

@@ -15,8 +15,8 @@ from ...errors import InputError
 from ..detected import Finding
 from .facts import LEVELS, MOST_NVLINKS, Pair, pair
 
-MOST_DEVICES = 512
-LONGEST_LINE = 20_000
+MOST_DEVICES = 256
+LONGEST_LINE = 10_000
 
 _LEVEL = "PIX|PXB|PHB|NODE|SYS|SOC|NV[0-9]{1,9}|X"
 _CELL = re.compile(_LEVEL, re.IGNORECASE)
@@ -97,7 +97,7 @@ def read_matrix(table: Table, where: str) -> Matrix:
     for row in rows:
         reading.take(row)
     cells, findings = reading.symmetric({row.label for row in rows})
-    numa_column = "NUMA AFFINITY" in " ".join(table.header.upper().split())
+    numa_column = not table.header or "NUMA AFFINITY" in " ".join(table.header.upper().split())
     return Matrix(labels, cells, *_places(rows, len(labels), numa_column), findings)
 
 

@@ -93,5 +93,6 @@ def _report_contradiction(host: HostFacts, members: list[str], findings: list[Fi
 
 
 def _name(host: HostFacts, devices: list[str], index: int) -> str:
-    nodes = {host.numa[device] for device in devices if device in host.numa}
-    return f"NUMA node {nodes.pop()}" if len(nodes) == 1 else f"CPU{index}"
+    nodes = {host.numa.get(device, "") for device in devices if device in host.gpus}
+    node = nodes.pop() if len(nodes) == 1 else ""
+    return f"NUMA node {node}" if node else f"CPU{index}"

@@ -16,10 +16,11 @@ from .assembly import assemble
 from .facts import LEVELS, HostFacts, Pair, pair
 from .matrix import LONGEST_LINE, Matrix, Table, as_row, is_gpu, is_header, read_matrix
 
-MOST_CHARACTERS = 8_000_000
+MOST_CHARACTERS = 1_000_000
 
 _ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[A-Za-z]|\[[0-9;]*m|[\x1b\u200b\ufeff]")
-_NAME = re.compile(r"\s*GPU\s+(\d{1,4}):\s*([^(\n]{1,200}?)\s*(?:\(UUID.*)?$", re.IGNORECASE)
+_QUOTED = re.compile(r"\s*(?:>\s?)+")
+_NAME = re.compile(r"\s*GPU\s+(\d{1,4}):\s*(\S[^(]{0,199})(?:\(|$)", re.IGNORECASE)
 _RATE = re.compile(r"\s*Link\s+\d+:\s*(?:(\d{1,6}(?:\.\d{1,9})?)\s*GB/s|(<?inactive>?))\s*$", re.IGNORECASE)
 _ALIAS = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*$", re.IGNORECASE)
 _COMMAND = re.compile(r"nvidia-smi\s+(.*)", re.IGNORECASE)
@@ -86,15 +87,18 @@ def _scan(text: str) -> _Capture:
     counts_as_access = True
     table: Table | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or len(line) >= LONGEST_LINE:
+        line = line.rstrip()
+        if not line or len(line) >= LONGEST_LINE:
             continue
+        if quoted := _QUOTED.match(line):
+            line = line[quoted.end() :]
         if command := _COMMAND.search(line):
             option = re.search(r"-p2p\s+(\S+)", command[1])
             counts_as_access = option is None or option[1] in ("r", "w", "rw")
             table = None
         elif named := _NAME.match(line):
             gpu = f"GPU{int(named[1])}"
-            capture.models[gpu] = named[2]
+            capture.models[gpu] = named[2].strip()
         elif rate := _RATE.match(line):
             if rate[1] and float(rate[1]) > 0:
                 capture.rates[gpu].append(float(rate[1]))
