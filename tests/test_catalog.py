@@ -53,7 +53,7 @@ def test_an_extent_of_two_has_no_double_links(cube, grid):
 
 
 def test_torus_degrees():
-    assert Counter(link.src for link in load("torus-4x3x5").topology.links) == {rank: 6 for rank in range(60)}
+    assert Counter(link.src for link in load("torus-4x3x5").topology.links) == dict.fromkeys(range(60), 6)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def nvlink_GBps(topology):
 def test_boards_have_their_figures(name, nranks, per_gpu, nics, nic_GBps, threadblock):
     topology = load(name).topology
     assert topology.nranks == nranks
-    assert nvlink_GBps(topology) == pytest.approx({gpu: per_gpu for gpu in range(nranks)})
+    assert nvlink_GBps(topology) == pytest.approx(dict.fromkeys(range(nranks), per_gpu))
     rates = [node.extra["line_rate_GBps"] for node in topology.nodes if node.kind == "nic"]
     assert rates == [nic_GBps] * nics
     assert topology.threadblock_GBps == threadblock

@@ -97,5 +97,5 @@ def test_repeated_ids_are_refused():
 def test_files_that_are_no_topology(tmp_path, text):
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="bad.json"):
+    with pytest.raises(InputError, match=r"bad\.json"):
         Topology.read(path)

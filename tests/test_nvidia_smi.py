@@ -405,9 +405,37 @@ def test_texts_that_are_no_capture(text, said):
 # -- whatever comes ------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(
-    ["GPU0", "GPU1", "GPU2", "NIC0", "mlx5_0", "X", " X ", "NV1", "NV2", "NV12", "NV", "PIX", "PXB", "PHB", "NODE"]
-    + ["SYS", "SOC", "OK", "GNS", "0-7", "N/A", "PH0-7", "NV12-7", "CPU Affinity", "\t", "\n", " ", "=", ":", "²", "٣"]
-    + ["Link 0: 25 GB/s", "GPU 0: Tesla V100", "GPU 1: X (UUID", "nvidia-smi topo -p2p r", "MIG 1", "\x1b[4m", "> "]
+    [
+        "GPU0",
+        "GPU1",
+        "GPU2",
+        "NIC0",
+        "mlx5_0",
+        "X",
+        "NV1",
+        "NV2",
+        "NV12",
+        "NV",
+        "PIX",
+        "PXB",
+        "PHB",
+        "NODE",
+        "SYS",
+        "SOC",
+        "OK",
+        "GNS",
+        "0-7",
+        "N/A",
+        "PH0-7",
+        "NV12-7",
+        "=",
+        ":",
+        "²",
+        "٣",
+        ">",
+    ]
+    + ["\t", "\n", "\x1b[4m", "CPU Affinity", "MIG 1", "nvidia-smi topo -p2p r"]
+    + ["Link 0: 25 GB/s", "GPU 0: Tesla V100", "GPU 1: X (UUID"]
 )
 LINES = st.lists(st.tuples(WORDS, st.sampled_from(["\t", " ", "", "\n"])), max_size=60)
 
