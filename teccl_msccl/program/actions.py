@@ -18,8 +18,8 @@ class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 
     `connection` is (sender, receiver, which of their direct paths), None for local copies, which come before all
-    else; `position` is the place in the connection's order, the same for both ends. `arrival_us` is when the
-    transfer arrives in the schedule. `after` holds the earlier actions of the rank that this one waits for.
+    else; `position` is the place in the connection's order, the same for both ends; `start_us` and `arrival_us` are
+    the transfer's times in the schedule. `after` holds the earlier actions of the rank that this one waits for.
     """
 
     rank: int
@@ -28,6 +28,7 @@ class Action:
     dst: Place | None
     connection: tuple[int, int, int] | None = None
     position: int = 0
+    start_us: float = 0.0
     arrival_us: float = 0.0
     after: list[Action] = field(default_factory=list, repr=False)
 
@@ -94,11 +95,11 @@ class _Planner:
         for _, i, arrives in sorted(events):  # at one instant in the order of the sends, which is causal
             chunk = self.schedule.demand.chunks[sends[i].chunk]
             if arrives:
-                self._arrive(i, sends[i], chunk, arrivals[i])
+                self._arrive(i, sends[i], chunk, (starts[i], arrivals[i]))
             else:
-                self._depart(i, sends[i], chunk, arrivals[i])
+                self._depart(i, sends[i], chunk, (starts[i], arrivals[i]))
 
-    def _depart(self, i: int, send: Send, chunk: Chunk, arrival_us: float) -> None:
+    def _depart(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         """The send takes the next place in the order of its connection."""
         pair = self.schedule.ends(send)
         path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
@@ -107,18 +108,18 @@ class _Planner:
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
         place = self.held[chunk.id, pair[0]]
-        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, arrival_us))
+        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *times))
 
-    def _arrive(self, i: int, send: Send, chunk: Chunk, arrival_us: float) -> None:
+    def _arrive(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         connection, position = self.connections[i]
         rank = connection[1]
         before = self.held.get((chunk.id, rank))
         if send.reduce and before is not None:
             gathered = before if before.buffer != "i" else self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, arrival_us))
+            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, *times))
         else:
             gathered = self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, arrival_us))
+            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, *times))
         self.held[chunk.id, rank] = gathered
 
     def _landing(self, chunk: Chunk, rank: int) -> Place:
@@ -146,12 +147,11 @@ class _Planner:
         for action in actions:
             if action.dst is not None and action.connection is not None:
                 overwritten.setdefault(self.layout.aliased(action.dst, rank), action.arrival_us)
-        staged: dict[Place, Place] = {}
-        for place in sorted({a.src for a in actions if self._sent_too_late(a, overwritten)}):  # type: ignore[type-var]
-            staged[place] = self._new_scratch(rank)
+        late = {a.src for a in actions if a.src is not None and self._sent_too_late(a, overwritten)}
+        staged = {place: self._new_scratch(rank) for place in sorted(late)}
         for action in actions:
-            if action.type == "s" and action.src in staged:
-                action.src = staged[action.src]
+            if action.type == "s" and action.src is not None:
+                action.src = staged.get(action.src, action.src)
         return [*(Action(rank, "cpy", place, scratch) for place, scratch in staged.items()), *actions]
 
     def _sent_too_late(self, action: Action, overwritten: Mapping[Place, float]) -> bool:

@@ -113,6 +113,6 @@ def search_chunk_counts(
 
 
 def _cost(topology: Topology, demand: Demand) -> float:
-    """A trial's work, in units of about a microsecond: its sends, each dearer with paths and chunks to weigh."""
+    """A trial's work, in about microseconds: a fixed part, and sends that are dearer with paths and chunks to weigh."""
     sends = sum(len(chunk.want) for chunk in demand.chunks)
-    return sends * (1 + 0.015 * len(direct_paths(topology)) + 0.015 * len(demand.chunks))
+    return 300 + sends * (1 + 0.015 * len(direct_paths(topology)) + 0.015 * len(demand.chunks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -46,17 +47,17 @@ class Milp:
     chunks · paths · (K − diameter).
     """
 
-    def __init__(self, grid: EpochGrid, start: Schedule, lower_bound_us: float, solver: str) -> None:
+    def __init__(self, grid: EpochGrid, start: Schedule, floor_us: float, solver: str) -> None:
         self.grid = grid
         self.solver = solver
         self.placed = grid.discretized(start)
         self.horizon = finish_epoch(grid, self.placed)
-        self.first_late = min(self.horizon, max(0, grid.epochs(lower_bound_us) if lower_bound_us > 0 else 0))
+        self.first_late = min(self.horizon, grid.epochs(floor_us))
         self.start = start
 
-    def columns(self) -> int:
-        """How many send variables the model has."""
-        return sum(1 for _ in self._keys())
+    def columns(self, most: int | None = None) -> int:
+        """How many send variables the model has, counted up to `most`."""
+        return sum(1 for _ in islice(self._keys(), most))
 
     def improve(self, *, seconds: float, threads: int = 2, seed: int = 0) -> MilpResult:
         """Search for fewer epochs for at most `seconds`, starting from the given schedule."""

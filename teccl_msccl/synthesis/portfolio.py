@@ -11,7 +11,7 @@ from ..collective.size import parse_size
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
-from .bounds import Bound, lower_bounds
+from .bounds import Bound, lower_bounds, whole_chunks_us
 from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
 from .greedy import search_chunk_counts
 from .milp import Milp
@@ -26,9 +26,12 @@ INDIFFERENCE = 2e-3
 CLOSED = 1e-6
 #: Work per round of the greedy search over chunk counts, in about microseconds of one core.
 EFFORT = 1.0e6
-#: Send variables up to which `auto` takes the MILP for worth its while, and how long it may try each model.
+#: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
+#: seconds for each and for all.
+AUTO_GAP = 5e-3
 AUTO_COLUMNS = 8_000
-AUTO_MILP_S = 6.0
+AUTO_MODEL_S = 4.0
+AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
 
@@ -231,10 +234,10 @@ class _Search:
     def seconds_left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def closed(self) -> bool:
-        """Whether no schedule can be better."""
+    def closed(self, gap: float = CLOSED) -> bool:
+        """Whether no schedule can be better by more than `gap`."""
         best = self.best
-        return best is not None and _gap(best.finish_us, self.bounds[0].bound_us) <= CLOSED
+        return best is not None and _gap(best.finish_us, self.bounds[0].bound_us) <= gap
 
     def tell(self) -> None:
         """Report the incumbent."""
@@ -268,30 +271,35 @@ class _Search:
     def milp(self, *, thorough: bool) -> None:
         """Improve each stage's schedules by the exact model, smallest models first."""
         self.phase = "milp"
-        most = MAX_COLUMNS if thorough else AUTO_COLUMNS
-        for i, model, name in sorted(self._models(most), key=lambda item: item[1].columns()):
-            if self.closed() or self.seconds_left <= 0:
+        deadline = self.deadline if thorough else min(self.deadline, time.monotonic() + AUTO_MILP_S)
+        for i, model, name in self._models(MAX_COLUMNS if thorough else AUTO_COLUMNS):
+            left = deadline - time.monotonic()
+            if left <= 0 or self.closed(CLOSED if thorough else AUTO_GAP):
                 return
             self.tell()
-            c = model.start.demand.nchunks
-            seconds = self.seconds_left if thorough else min(AUTO_MILP_S, self.seconds_left)
+            seconds = left if thorough else min(AUTO_MODEL_S, left)
             result = model.improve(seconds=seconds, threads=self.jobs, seed=self.seed)
             finish = None if result.schedule is None else result.schedule.finish_us
-            self.reports.append(
-                MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, model.start.finish_us, finish)
-            )
-            if result.schedule is not None and result.schedule.finish_us < model.start.finish_us:
+            c, before = model.start.demand.nchunks, model.start.finish_us
+            self.reports.append(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
+            if result.schedule is not None and result.schedule.finish_us < before:
                 self.offer(i, result.schedule)
 
-    def _models(self, most: int) -> Iterator[tuple[int, Milp, str]]:
-        """The models of all stages and chunk counts with at most `most` columns that leave room for improvement."""
+    def _models(self, most: int) -> list[tuple[int, Milp, str]]:
+        """The models with at most `most` columns that may improve on the best of their stage, smallest first."""
+        models = []
         for i, stage in enumerate(self.stages):
-            for part in list(self.parts[i].values()):
+            best_us = min(part.finish_us for part in self.parts[i].values())
+            for part in self.parts[i].values():
+                floor_us = whole_chunks_us(stage.topology, part.demand)
+                if floor_us >= best_us * (1 - INDIFFERENCE):
+                    continue
                 for name, tau in _grids(stage, part):
-                    bound = lower_bounds(stage.topology, part.demand)[0].bound_us
-                    model = Milp(EpochGrid(stage.topology, part.demand, tau), part, bound, self.solver)
-                    if model.horizon > model.first_late and model.columns() <= most:
-                        yield i, model, name
+                    model = Milp(EpochGrid(stage.topology, part.demand, tau), part, floor_us, self.solver)
+                    columns = model.columns(most + 1)
+                    if model.horizon > model.first_late and columns <= most:
+                        models.append((columns, i, model, name))
+        return [(i, model, name) for _, i, model, name in sorted(models, key=lambda entry: entry[0])]
 
 
 def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
