@@ -1,4 +1,8 @@
 """The commands in the order that `--help` lists them: importing a file registers its command."""
 
-from . import topo  # noqa: F401, I001
-from . import simulate  # noqa: F401
+# ruff: noqa: F401, I001
+from . import topo
+from . import synth
+from . import bounds
+from . import lower
+from . import simulate
