@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from . import output
 from .app import app
 from .options import CollectiveArgument, HostsOption, NetworkOption, RootOption, SizeOption, TopologyArgument
