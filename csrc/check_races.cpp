@@ -30,6 +30,11 @@ struct Conflict {
 std::vector<Access> accesses_of(const Wiring& wiring, std::int32_t at, const Placement& placement) {
   const Step& step = *wiring.steps[at];
   const OpTraits traits = op_traits(step.op);
+  if (step.op == Op::copy && placement.cell(step.src_buffer, step.src_offset) == placement.cell(step.dst_buffer, step.dst_offset)) {
+    // In place, a chunk is copied onto itself: every reader sees what it held, so this disturbs writers only.
+    const std::int64_t first = placement.cell(step.src_buffer, step.src_offset);
+    return {{at, first, first + step.count, false}};
+  }
   std::vector<Access> result;
   auto add = [&](Buffer buffer, std::int64_t offset, bool writes) {
     const std::int64_t first = placement.cell(buffer, offset);

@@ -18,7 +18,7 @@ from .check_limits import limit_findings
 from .check_text import spelling, text_findings
 from .finding import Finding, listed
 from .program import Program
-from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, TARGETS, Target
+from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, TARGETS, Target, target_named
 
 #: Findings of one code that are listed before they are only counted.
 LISTED = 20
@@ -53,12 +53,12 @@ class Verdict:
 
 
 def check(program: Program, target: Target | None = None, root: int | None = None) -> Verdict:
-    """Examine `program` for `target` (the executor by default).
+    """Examine `program` for `target` (its own by default).
 
     `root` is that of a broadcast, reduce, gather or scatter; by default the data flow tells. Raises `InputError`
     for a root that is no rank. A hundred thousand steps take about a second.
     """
-    return check_for(program, [target or TARGETS[_DEFAULT_TARGET]], root)[0]
+    return check_for(program, [target or target_named(program.target)], root)[0]
 
 
 def check_for(program: Program, targets: Sequence[Target], root: int | None = None) -> list[Verdict]:

@@ -9,7 +9,6 @@ from .finding import Finding, error, warning
 from .program import INT32_MAX, RECEIVING, SENDING, Gpu, Program
 from .targets import MAX_NODES_PER_RANK, Target
 
-#: The format's collectives beyond those a target takes; a target may lack any of them.
 _FUSED = RECEIVING & SENDING | {"rrc"}
 _MAX_NAME = 255
 _MSCCL_NAME = 63
@@ -28,6 +27,7 @@ def limit_findings(program: Program, target: Target) -> Iterator[Finding]:
         yield from _channels(rank, gpu, target)
     if not target.fused_receives:
         yield from _fused(program, target)
+    yield from _residency(program)
     yield from _counts(program)
 
 
@@ -73,10 +73,6 @@ def _amounts(program: Program, rank: int, gpu: Gpu, target: Target) -> Iterator[
     blocks = len(gpu.threadblocks)
     if blocks > target.max_threadblocks:
         yield error("threadblocks", f"{blocks} threadblocks; {target.name} takes {target.max_threadblocks}", rank)
-    elif blocks > _FEWEST_SMS:
-        yield warning(
-            "co-resident", f"{blocks} threadblocks must all be resident at once; a V100 has {_FEWEST_SMS} SMs", rank
-        )
     for tb, threadblock in enumerate(gpu.threadblocks):
         steps = len(threadblock.steps)
         if steps > target.max_steps:
@@ -117,6 +113,14 @@ def _fused(program: Program, target: Target) -> Iterator[Finding]:
     for rank, tb, position, step in program.steps():
         if step.type in _FUSED:
             yield error("fused", f"{target.name} does not execute {step.type}; receive first", rank, tb, position)
+
+
+def _residency(program: Program) -> Iterator[Finding]:
+    """One warning for the file: which GPU will run it, the file does not say."""
+    blocks, rank = max((len(gpu.threadblocks), -rank) for rank, gpu in enumerate(program.gpus))
+    if blocks > _FEWEST_SMS:
+        text = f"{blocks} threadblocks must all be resident at once; a V100 has {_FEWEST_SMS} SMs"
+        yield warning("co-resident", text, -rank)
 
 
 def _counts(program: Program) -> Iterator[Finding]:
