@@ -1,5 +1,5 @@
 """The commands in the order that `--help` lists them: importing a file registers its command."""
 
-from . import check
-
-__all__ = ["check"]
+from . import topo  # noqa: F401, I001
+from . import check  # noqa: F401
+from . import simulate  # noqa: F401
