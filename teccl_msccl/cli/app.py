@@ -21,11 +21,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _program() -> None:
-    """A command's name is always given, even while there is only one command."""
-
-
 def _register() -> None:
     """Each command's file adds itself to `app`."""
     from . import commands  # noqa: F401
