@@ -1,5 +1,7 @@
 """Types of the C++ core (csrc/python)."""
 
+from typing import TypedDict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,16 @@ class Program:
     ) -> None: ...
     @property
     def ranks(self) -> int: ...
+
+class CheckReport(TypedDict):
+    findings: list[tuple[str, int, int, int, str, str]]
+    proofs: list[tuple[str, str]]
+    min_credits: int | None
+    root: int
+
+def check(
+    program: Program, *, credits: int, max_count: int, max_dependency_tb: int, listed: int, root: int
+) -> CheckReport: ...
 
 class ProgramTiming:
     @property

@@ -5,4 +5,5 @@ from . import topo
 from . import synth
 from . import bounds
 from . import lower
+from . import check
 from . import simulate
