@@ -74,3 +74,20 @@ class Endpoint:
     def credited(self, line: int) -> None: ...
     @property
     def fifo_bytes(self) -> int: ...
+class Network:
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        bandwidth_GBps: list[float],
+        alpha_us: list[float],
+        paths: list[tuple[int, int, list[int]]],
+    ) -> None: ...
+
+class Demanded:
+    def __init__(self, *, chunks: list[tuple[float, bool, list[int], list[int]]]) -> None: ...
+
+_Sends = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
+
+def retime(network: Network, demand: Demanded, chunk: list[int], path: list[int]) -> _Sends: ...
+def greedy(network: Network, demand: Demanded, seed: int, noise: float) -> _Sends: ...

@@ -5,4 +5,5 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "C++ core of teccl-msccl";
   teccl::bind_program(module);
   teccl::bind_interpreter(module);
+  teccl::bind_search(module);
 }

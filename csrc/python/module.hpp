@@ -8,5 +8,6 @@ namespace teccl {
 
 void bind_program(pybind11::module_& module);
 void bind_interpreter(pybind11::module_& module);
+void bind_search(pybind11::module_& module);
 
 }  // namespace teccl

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from ..errors import InputError, Refused
 from . import output
@@ -15,7 +15,6 @@ app = typer.Typer(
     name="teccl-msccl",
     help="Synthesize, prove and execute collective schedules for the links that your GPUs really have. "
     "Every command takes --json: one JSON object on stdout.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -31,19 +30,19 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit: 0 good, 1 the answer is no, 2 bad input; one line on stderr, no traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     output.as_json = "--json" in arguments
-    arguments = [argument for argument in arguments if argument != "--json"]
+    arguments = [argument for argument in arguments if argument != "--json"] or ["--help"]
     _register()
     try:
         code = app(arguments, prog_name="teccl-msccl", standalone_mode=False)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         code = stop.exit_code
-    except click.ClickException as error:
+    except TyperException as error:
         code = _fail(error.format_message(), 2)
     except InputError as error:
         code = _fail(str(error), 2)
     except Refused as error:
         code = _fail(str(error), 1)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

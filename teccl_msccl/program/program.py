@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class Program:
 
     `collective` has the design's spelling (`reduce_scatter`); targets spell it their own way in the file.
     `nchunks` is the format's nchunksperloop: chunk bytes = size / nchunks. Byte limits are inclusive;
-    `max_bytes` 0 means no limit.
+    `max_bytes` 0 means no limit. `target` names the runtime whose spelling the file has.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Program:
     gpus: tuple[Gpu, ...]
     min_bytes: int = 0
     max_bytes: int = 0
+    target: str = "executor"
 
     def __post_init__(self) -> None:
         self.validate()
@@ -105,6 +107,12 @@ class Program:
             for value in (step.srcoff, step.dstoff, step.cnt, step.depid, step.deps):
                 if abs(value) > INT32_MAX:
                     raise InputError(f"{where}: {value} does not fit in 32 bits")
+
+    def write(self, path: str | Path) -> None:
+        """Write the program as MSCCL XML in its target's spelling, atomically."""
+        from . import xml  # xml builds Programs, so it imports this file
+
+        xml.write(self, path)
 
     @cached_property
     def core(self) -> _core.Program:

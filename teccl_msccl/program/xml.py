@@ -10,7 +10,7 @@ from lxml import etree
 from ..errors import InputError
 from ..files import read_bytes, write_text
 from .program import Gpu, Program, Step, Threadblock
-from .targets import Target
+from .targets import target_named
 
 MAX_ELEMENTS = 2_000_000
 _COLLECTIVES = {"reducescatter": "reduce_scatter"}
@@ -27,13 +27,14 @@ def parse(data: bytes, where: str = "program") -> Program:
     return _program(_tree(data, where), where)
 
 
-def write(program: Program, target: Target, path: str | Path) -> None:
-    """Write `program` in `target`'s spelling, atomically."""
-    write_text(path, to_text(program, target))
+def write(program: Program, path: str | Path) -> None:
+    """Write `program` in its target's spelling, atomically."""
+    write_text(path, to_text(program))
 
 
-def to_text(program: Program, target: Target) -> str:
+def to_text(program: Program) -> str:
     """The file's text: no declaration, no tabs, every attribute written, one element a line."""
+    target = target_named(program.target)
     algo = etree.Element(
         "algo",
         {

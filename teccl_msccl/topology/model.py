@@ -72,8 +72,8 @@ class Topology:
     @cached_property
     def gpus(self) -> tuple[int, ...]:
         """Node ids of the GPUs, by rank."""
-        ranked = [(node.rank, node.id) for node in self.nodes if node.kind == "gpu"]
-        return tuple(id for _, id in sorted(ranked))  # type: ignore[type-var]
+        ranked = [(node.rank, node.id) for node in self.nodes if node.rank is not None]
+        return tuple(id for _, id in sorted(ranked))
 
     @property
     def nranks(self) -> int:

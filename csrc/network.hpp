@@ -1,0 +1,54 @@
+// What the searches and the schedule simulation know of a topology and a demand: plain arrays.
+#pragma once
+
+#include <vector>
+
+#include "path.hpp"
+
+namespace teccl {
+
+// A direct way from one GPU to another: link indices in order.
+struct DirectPath {
+  int src;
+  int dst;
+  std::vector<int> links;
+};
+
+struct Network {
+  int ranks;
+  std::vector<LinkFigures> links;
+  std::vector<DirectPath> paths;
+};
+
+struct DemandedChunk {
+  double bytes;
+  bool reduce;
+  std::vector<int> origin;
+  std::vector<int> want;
+};
+
+// When a transfer on a path occupies each link, relative to its start, and when it arrives.
+struct PathTiming {
+  std::vector<double> offset;
+  std::vector<double> occupancy;
+  double arrival;
+};
+
+inline PathTiming time_path(const Network& network, const DirectPath& path, double bytes) {
+  std::vector<LinkFigures> figures;
+  for (int link : path.links) figures.push_back(network.links[static_cast<std::size_t>(link)]);
+  PathTiming timing{std::vector<double>(figures.size()), {}, 0};
+  timing.arrival = cut_through(figures.data(), figures.size(), bytes, timing.offset.data());
+  for (const auto& link : figures) timing.occupancy.push_back(occupancy_us(bytes, link));
+  return timing;
+}
+
+// A chunk sent on a path; the schedule simulation decides when.
+struct ChunkSend {
+  int chunk;
+  int path;
+  double start_us;
+  double arrival_us;
+};
+
+}  // namespace teccl

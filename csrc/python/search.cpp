@@ -1,0 +1,79 @@
+// Networks, demands, the schedule simulation and the greedy search for Python: integer and float arrays in and out.
+#include "greedy.hpp"
+#include "module.hpp"
+#include "retime.hpp"
+
+namespace py = pybind11;
+
+namespace teccl {
+namespace {
+
+using Sends = std::vector<ChunkSend>;
+
+struct Demanded {
+  std::vector<DemandedChunk> chunks;
+};
+
+Network make_network(int ranks, const std::vector<double>& bandwidth_GBps, const std::vector<double>& alpha_us,
+                     const std::vector<std::tuple<int, int, std::vector<int>>>& paths) {
+  Network network{ranks, {}, {}};
+  for (std::size_t i = 0; i < bandwidth_GBps.size(); ++i)
+    network.links.push_back({bandwidth_GBps[i], alpha_us.at(i)});
+  for (const auto& [src, dst, links] : paths) network.paths.push_back({src, dst, links});
+  return network;
+}
+
+Demanded make_demand(const std::vector<std::tuple<double, bool, std::vector<int>, std::vector<int>>>& chunks) {
+  Demanded demand;
+  for (const auto& [bytes, reduce, origin, want] : chunks) demand.chunks.push_back({bytes, reduce, origin, want});
+  return demand;
+}
+
+// (chunk, path, start, arrival) arrays
+py::tuple columns(const Sends& sends) {
+  const auto n = static_cast<py::ssize_t>(sends.size());
+  py::array_t<std::int64_t> chunk(n), path(n);
+  py::array_t<double> start(n), arrival(n);
+  for (py::ssize_t i = 0; i < n; ++i) {
+    const auto& send = sends[static_cast<std::size_t>(i)];
+    chunk.mutable_at(i) = send.chunk;
+    path.mutable_at(i) = send.path;
+    start.mutable_at(i) = send.start_us;
+    arrival.mutable_at(i) = send.arrival_us;
+  }
+  return py::make_tuple(chunk, path, start, arrival);
+}
+
+}  // namespace
+
+void bind_search(py::module_& module) {
+  py::class_<Network>(module, "Network")
+      .def(py::init(&make_network), py::arg("ranks"), py::arg("bandwidth_GBps"), py::arg("alpha_us"),
+           py::arg("paths"));
+  py::class_<Demanded>(module, "Demanded").def(py::init(&make_demand), py::arg("chunks"));
+  module.def(
+      "retime",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path) {
+        Sends sends;
+        for (std::size_t i = 0; i < chunk.size(); ++i) sends.push_back({chunk[i], path.at(i), 0, 0});
+        {
+          py::gil_scoped_release release;
+          retime(network, demand.chunks, sends);
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"));
+  module.def(
+      "greedy",
+      [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise) {
+        Sends sends;
+        {
+          py::gil_scoped_release release;
+          sends = greedy(network, demand.chunks, seed, noise);
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("seed"), py::arg("noise"));
+}
+
+}  // namespace teccl

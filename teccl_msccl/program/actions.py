@@ -1,0 +1,180 @@
+"""First pass: a schedule becomes, rank by rank, what is done to which place when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..collective.demand import Chunk
+from ..schedule.schedule import Schedule, Send
+from ..schedule.simulate import play
+from .placement import Layout, Place
+
+
+@dataclass(eq=False)
+class Action:
+    """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
+
+    `time_us` orders the actions of a rank; `connection` is (sender, receiver, which of their direct paths);
+    `position` is the place in the connection's order, the same for both ends.
+    """
+
+    rank: int
+    time_us: float
+    type: str
+    src: Place | None
+    dst: Place | None
+    connection: tuple[int, int, int] | None = None
+    position: int = 0
+    after: list[Action] = field(default_factory=list, repr=False)
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Sorting key within a rank: what arrives at an instant comes before what leaves at it."""
+        return (self.time_us, int(self.type == "s"))
+
+
+BEFORE_ALL = -1.0
+
+
+@dataclass
+class RankPlan:
+    """One rank's actions in time order, and how much scratch they use."""
+
+    actions: list[Action]
+    scratch_chunks: int
+
+
+def plan_actions(schedule: Schedule, modes: frozenset[str]) -> list[RankPlan]:
+    """Turn every send into an `s` at its source and an `r` or `rrc` at its target, and add the local copies.
+
+    Copied chunks arrive at their output place, or in scratch at ranks that only pass them on. Reduced chunks
+    gather at the output place of a rank that wants them, else in scratch: first own input + received, then on top.
+    """
+    planner = _Planner(schedule, modes)
+    planner.copy_own_chunks()
+    planner.transfer()
+    return [planner.finish(rank) for rank in range(schedule.topology.nranks)]
+
+
+class _Planner:
+    def __init__(self, schedule: Schedule, modes: frozenset[str]) -> None:
+        self.schedule = schedule
+        self.modes = modes
+        self.layout = Layout(schedule.demand)
+        self.actions: dict[int, list[Action]] = defaultdict(list)
+        self.scratch: dict[int, int] = defaultdict(int)
+        self.held: dict[tuple[int, int], Place] = {}
+        self.connections: dict[int, tuple[tuple[int, int, int], int]] = {}
+        self._paths: dict[tuple[int, int], dict[tuple[int, ...], int]] = defaultdict(dict)
+        self._sent: dict[tuple[int, int, int], int] = defaultdict(int)
+        for chunk in schedule.demand.chunks:
+            for rank in chunk.origin:
+                self.held[chunk.id, rank] = self.layout.input_place(chunk, rank)
+
+    def copy_own_chunks(self) -> None:
+        """Origins that want their own chunk put it into the output, and send it from there when in-place and
+        out-of-place calls share the file."""
+        for chunk in self.schedule.demand.chunks:
+            for rank in chunk.origin:
+                alone = not chunk.reduce or len(chunk.origin) == 1
+                if rank not in chunk.want or not alone:
+                    continue
+                source, target = self.held[chunk.id, rank], self.layout.output_place(chunk, rank)
+                if "outofplace" in self.modes:
+                    self.actions[rank].append(Action(rank, BEFORE_ALL, "cpy", source, target))
+                if self._sends_from_output:
+                    self.held[chunk.id, rank] = target
+
+    @property
+    def _sends_from_output(self) -> bool:
+        return "inplace" in self.modes and self.schedule.demand.collective == "allgather"
+
+    def transfer(self) -> None:
+        """Replay the sends on the schedule's clock: departures and arrivals in time order."""
+        sends = sorted(self.schedule.sends, key=lambda send: send.start_us)
+        starts, arrivals = play(self.schedule.topology, self.schedule.demand, sends)
+        events = [(time, True, i) for i, time in enumerate(starts)]
+        events += [(time, False, i) for i, time in enumerate(arrivals)]  # sorts before a departure at that time
+        for time, departs, i in sorted(events):
+            chunk = self.schedule.demand.chunks[sends[i].chunk]
+            if departs:
+                self._depart(i, sends[i], chunk, time)
+            else:
+                self._arrive(i, sends[i], chunk, time)
+
+    def _depart(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
+        """The send takes the next place in the order of its connection."""
+        pair = self.schedule.ends(send)
+        path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
+        connection = (*pair, path)
+        position = self._sent[connection]
+        self._sent[connection] += 1
+        self.connections[i] = (connection, position)
+        place = self.held[chunk.id, pair[0]]
+        self.actions[pair[0]].append(Action(pair[0], time, "s", place, None, connection, position))
+
+    def _arrive(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
+        connection, position = self.connections[i]
+        rank = connection[1]
+        before = self.held.get((chunk.id, rank))
+        if send.reduce and before is not None:
+            gathered = before if before.buffer != "i" else self._landing(chunk, rank)
+            self.actions[rank].append(Action(rank, time, "rrc", before, gathered, connection, position))
+        else:
+            gathered = self._landing(chunk, rank)
+            self.actions[rank].append(Action(rank, time, "r", None, gathered, connection, position))
+        self.held[chunk.id, rank] = gathered
+
+    def _landing(self, chunk: Chunk, rank: int) -> Place:
+        """A place of its own for `chunk` at `rank`: the output where wanted, else new scratch."""
+        return self.layout.output_place(chunk, rank) if rank in chunk.want else self._new_scratch(rank)
+
+    def _new_scratch(self, rank: int) -> Place:
+        self.scratch[rank] += 1
+        return Place("s", self.scratch[rank] - 1)
+
+    def finish(self, rank: int) -> RankPlan:
+        actions = sorted(self.actions[rank], key=lambda action: action.order)
+        if "inplace" in self.modes:
+            actions = self._stage_overwritten(rank, actions)
+        return RankPlan(actions, self.scratch[rank])
+
+    def _stage_overwritten(self, rank: int, actions: list[Action]) -> list[Action]:
+        """In place, an arrival may overwrite input that is yet to be sent (alltoall): copy that to scratch first."""
+        overwritten: set[Place] = set()
+        staged: dict[Place, Place] = {}
+        for action in actions:
+            src = action.src
+            if src is not None and src.buffer == "i" and self.layout.aliased(src, rank) in overwritten:
+                staged.setdefault(src, Place("", 0))
+            if action.dst is not None and action.type != "cpy":
+                overwritten.add(self.layout.aliased(action.dst, rank))
+        for place in sorted(staged):
+            staged[place] = self._new_scratch(rank)
+        for action in actions:
+            if action.src in staged and action.type != "cpy":
+                action.src = staged[action.src]
+        copies = [Action(rank, BEFORE_ALL, "cpy", place, scratch) for place, scratch in staged.items()]
+        return copies + actions
+
+
+def merge_copies(actions: Iterable[Action], most: int) -> list[tuple[Action, int, list[Action]]]:
+    """Runs of local copies between neighbouring places as (first copy, chunks, all of the run)."""
+    runs: list[tuple[Action, int, list[Action]]] = []
+    for action in actions:
+        if runs and runs[-1][1] < most and _continues(runs[-1], action):
+            first, count, members = runs[-1]
+            runs[-1] = (first, count + 1, [*members, action])
+        else:
+            runs.append((action, 1, [action]))
+    return runs
+
+
+def _continues(run: tuple[Action, int, list[Action]], action: Action) -> bool:
+    first, count, _ = run
+    return all(
+        before is not None and after is not None and after == Place(before.buffer, before.offset + count)
+        for before, after in ((first.src, action.src), (first.dst, action.dst))
+    )

@@ -1,0 +1,200 @@
+"""Schedule: which chunk crosses which links when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..collective.demand import ROOTED, Chunk, Demand, chunk_to_json, collective_named, demand_for
+from ..errors import InputError
+from ..files import read_json, write_text
+from ..topology.model import Topology
+
+
+class Send(NamedTuple):
+    """A chunk crosses `path` (link ids, GPU to GPU) from `start_us` on; with `reduce` it is merged into what the
+    receiver holds, else copied."""
+
+    chunk: int
+    path: tuple[int, ...]
+    start_us: float
+    reduce: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sends that meet a demand on a topology, with real-valued times in µs.
+
+    `finish_us` is when the last wanted chunk has arrived. `validate()` proves all of it; `retimed()` starts every
+    send as early as its data and links allow.
+    """
+
+    topology: Topology
+    demand: Demand
+    sends: tuple[Send, ...]
+    finish_us: float
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def algbw_GBps(self) -> float:
+        """size / finish time, in 1e9 bytes/s."""
+        return self.demand.size_bytes / (self.finish_us * 1e3) if self.finish_us else 0.0
+
+    def ends(self, send: Send) -> tuple[int, int]:
+        """The ranks that `send` goes from and to."""
+        topology = self.topology
+        source = topology.link_by_id[send.path[0]].src
+        target = topology.link_by_id[send.path[-1]].dst
+        return topology.rank_of[source], topology.rank_of[target]
+
+    def validate(self) -> None:
+        """Prove that every send's data is there, no link is used twice at once, and the demand is met by
+        `finish_us`. Raises `Refused` naming the send, link or chunk."""
+        from .validate import validate
+
+        validate(self)
+
+    def retimed(self) -> Schedule:
+        """The same sends in the same order on every link, each as early as possible (left-shift)."""
+        from .simulate import retime
+
+        return retime(self)
+
+    # -- JSON ------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The design's JSON form; unknown keys that were read are kept."""
+        demand = self.demand
+        return {
+            **self.extra,
+            "topology": self.topology.to_json(),
+            "collective": demand.collective,
+            "root": demand.root,
+            "size_bytes": demand.size_bytes,
+            "nchunks": demand.nchunks,
+            "chunks": [chunk_to_json(chunk) for chunk in demand.chunks],
+            "sends": [
+                {"chunk": s.chunk, "path": list(s.path), "start_us": s.start_us, "reduce": s.reduce} for s in self.sends
+            ],
+            "finish_us": self.finish_us,
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write the JSON form, atomically."""
+        write_text(path, json.dumps(self.to_json()) + "\n")
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "schedule") -> Schedule:
+        """Build from the design's JSON form and check that its parts agree. Raises `InputError`."""
+        if not isinstance(value, dict):
+            raise InputError(f"{where}: a schedule is an object with topology, collective, chunks and sends")
+        known = {"topology", "collective", "root", "size_bytes", "nchunks", "chunks", "sends", "finish_us"}
+        missing = sorted({"topology", "collective", "size_bytes", "sends"} - value.keys())
+        if missing:
+            raise InputError(f"{where}: {missing[0]!r} is missing; a schedule needs it")
+        topology = Topology.from_json(value["topology"], f"{where}: topology")
+        demand = _demand(value, topology.nranks, where)
+        sends = _sends(value["sends"], topology, demand, where)
+        return cls(
+            topology=topology,
+            demand=demand,
+            sends=sends,
+            finish_us=_number(value.get("finish_us", 0.0), f"{where}: finish_us"),
+            extra={key: item for key, item in value.items() if key not in known},
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> Schedule:
+        """Read a schedule JSON file."""
+        return cls.from_json(read_json(path, "a schedule"), str(path))
+
+
+def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
+    """The demand as written, or the collective's own where `chunks` does not say who wants what."""
+    collective = value["collective"]
+    size = _number(value["size_bytes"], f"{where}: size_bytes")
+    nchunks = _whole(value.get("nchunks", 1), f"{where}: nchunks")
+    root = value.get("root")
+    root = None if root is None else _whole(root, f"{where}: root")
+    chunks = value.get("chunks")
+    if not isinstance(chunks, list) or not all(isinstance(c, dict) and "want" in c for c in chunks):
+        return demand_for(collective_named(str(collective)), nranks, size, nchunks, root or 0)
+    return Demand(
+        collective=str(collective),
+        nranks=nranks,
+        chunks=tuple(_chunk(item, f"{where}: chunks[{i}]") for i, item in enumerate(chunks)),
+        nchunks=nchunks,
+        size_bytes=size,
+        root=root if collective in ROOTED else None,
+    )
+
+
+def _chunk(value: dict[str, Any], where: str) -> Chunk:
+    for key in ("id", "origin", "want", "bytes"):
+        if key not in value:
+            raise InputError(f"{where}: {key!r} is missing; add it")
+    for key in ("origin", "want"):
+        if not isinstance(value[key], list):
+            raise InputError(f"{where}: {key!r} must be a list of ranks")
+    return Chunk(
+        id=_whole(value["id"], f"{where}: id"),
+        origin=tuple(_whole(rank, f"{where}: origin") for rank in value["origin"]),
+        want=tuple(_whole(rank, f"{where}: want") for rank in value["want"]),
+        bytes=_number(value["bytes"], f"{where}: bytes"),
+        reduce=bool(value.get("reduce", False)),
+    )
+
+
+def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[Send, ...]:
+    if not isinstance(value, list):
+        raise InputError(f"{where}: 'sends' must be a list")
+    sends = []
+    for i, item in enumerate(value):
+        at = f"{where}: sends[{i}]"
+        if not isinstance(item, dict) or not {"chunk", "path", "start_us"} <= item.keys():
+            raise InputError(f"{at}: must be an object with chunk, path and start_us")
+        if not isinstance(item["path"], list) or not item["path"]:
+            raise InputError(f"{at}: path must be a list of link ids, at least one")
+        send = Send(
+            chunk=_whole(item["chunk"], f"{at}: chunk"),
+            path=tuple(_whole(link, f"{at}: path") for link in item["path"]),
+            start_us=_number(item["start_us"], f"{at}: start_us"),
+            reduce=bool(item.get("reduce", False)),
+        )
+        if not 0 <= send.chunk < len(demand.chunks):
+            raise InputError(f"{at}: no chunk {send.chunk} among 0..{len(demand.chunks) - 1}")
+        _check_path(send.path, topology, at)
+        sends.append(send)
+    return tuple(sends)
+
+
+def _check_path(path: tuple[int, ...], topology: Topology, where: str) -> None:
+    """A path joins GPU to GPU, link after link, through nodes that do not store."""
+    for id in path:
+        if id not in topology.link_by_id:
+            raise InputError(f"{where}: the topology has no link {id}")
+    links = [topology.link_by_id[id] for id in path]
+    for link, following in pairwise(links):
+        if link.dst != following.src:
+            raise InputError(f"{where}: link {link.id} ends at node {link.dst}, link {following.id} starts elsewhere")
+        if link.dst in topology.rank_of:
+            raise InputError(f"{where}: the path crosses GPU {topology.rank_of[link.dst]}; split it into two sends")
+    for node in (links[0].src, links[-1].dst):
+        if node not in topology.rank_of:
+            raise InputError(f"{where}: the path must start and end at a GPU, and node {node} is none")
+
+
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{where}: must be a whole number, not {value!r}")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where}: must be a number, not {value!r}")
+    return float(value)

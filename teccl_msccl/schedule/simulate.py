@@ -1,0 +1,61 @@
+"""The event simulation of a schedule: the only clock, whichever method made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from .. import _core
+from ..collective.demand import Demand
+from ..errors import Refused
+from ..topology.model import Topology
+from .schedule import Schedule, Send
+
+
+def core_network(topology: Topology, paths: Iterable[tuple[int, ...]]) -> _core.Network:
+    """The topology and the given paths (link ids) as the C++ core takes them; paths keep their order."""
+    position = {link.id: i for i, link in enumerate(topology.links)}
+    by_id = topology.link_by_id
+    return _core.Network(
+        ranks=topology.nranks,
+        bandwidth_GBps=[link.bandwidth_GBps for link in topology.links],
+        alpha_us=[link.alpha_us for link in topology.links],
+        paths=[
+            (
+                topology.rank_of[by_id[path[0]].src],
+                topology.rank_of[by_id[path[-1]].dst],
+                [position[link] for link in path],
+            )
+            for path in paths
+        ],
+    )
+
+
+def core_demand(demand: Demand) -> _core.Demanded:
+    """The demand as the C++ core takes it."""
+    return _core.Demanded(chunks=[(c.bytes, c.reduce, list(c.origin), list(c.want)) for c in demand.chunks])
+
+
+def retime(schedule: Schedule) -> Schedule:
+    """Left-shift: every send as early as its data and links allow, links serving sends in start order.
+
+    α is pipelined, β is occupancy, other nodes than GPUs are crossed cut-through. O(sends · path length).
+    Raises `Refused` when a GPU never holds what it sends.
+    """
+    ordered = sorted(schedule.sends, key=lambda send: send.start_us)
+    starts, arrivals = play(schedule.topology, schedule.demand, ordered)
+    sends = tuple(send._replace(start_us=float(start)) for send, start in zip(ordered, starts, strict=True))
+    return replace(schedule, sends=sends, finish_us=float(max(arrivals, default=0.0)))
+
+
+def play(topology: Topology, demand: Demand, ordered: Sequence[Send]) -> tuple[Sequence[float], Sequence[float]]:
+    """Start and arrival times of sends played in the order given."""
+    paths = {path: i for i, path in enumerate(dict.fromkeys(send.path for send in ordered))}
+    network = core_network(topology, paths)
+    try:
+        _, _, starts, arrivals = _core.retime(
+            network, core_demand(demand), [send.chunk for send in ordered], [paths[send.path] for send in ordered]
+        )
+    except ValueError as error:
+        raise Refused(f"{demand.collective}: {error}") from None
+    return starts.tolist(), arrivals.tolist()

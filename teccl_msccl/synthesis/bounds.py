@@ -1,0 +1,212 @@
+"""Lower bounds on the finish time of any schedule, whatever its chunks: certificates for the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf, lcm
+
+import networkx as nx
+from networkx.algorithms.flow import preflow_push
+
+from ..collective.demand import Chunk, Demand
+from ..topology.model import Topology
+
+_SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound in µs and what proves it, in words."""
+
+    term: str
+    bound_us: float
+    certificate: str
+
+
+def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
+    """Every bound that applies to `demand`, largest first; all hold for any splitting of the data.
+
+    alpha: the farthest origin of a wanted chunk, over least-latency paths. ingress, egress, cut: what a GPU, a host
+    or a bottleneck must take in or give out over its border, no link of which delivers before its least latency
+    (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes); for allgather and reduce_scatter the bottlenecks include the
+    exact bandwidth bound over all node sets. traffic: an allreduce's total bytes over the GPUs' total ingress.
+    """
+    cuts: list[frozenset[int]] = []
+    if demand.collective == "allgather":
+        cuts = allgather_cuts(topology)[1]
+    elif demand.collective == "reduce_scatter":
+        everything = frozenset(topology.node_by_id)
+        cuts = [everything - nodes for nodes in allgather_cuts(topology.reversed())[1]]
+    bounds = [_alpha(topology, demand), *_crossings(topology, demand, cuts)]
+    if demand.collective == "allreduce":
+        bounds.append(_allreduce_traffic(topology, demand))
+    return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
+
+
+def lower_bound_us(topology: Topology, demand: Demand) -> float:
+    """The best of `lower_bounds`, in µs."""
+    return lower_bounds(topology, demand)[0].bound_us
+
+
+# -- latency -------------------------------------------------------------------------------------------------
+
+
+def latencies(topology: Topology) -> Mapping[int, Mapping[int, float]]:
+    """Least α sum in µs from every node to every node it reaches. O(V · E log V)."""
+    graph = _simple_graph(topology)
+    return {source: nx.single_source_dijkstra_path_length(graph, source, weight="alpha") for source in (*graph.nodes,)}
+
+
+def _simple_graph(topology: Topology) -> nx.DiGraph:
+    """One arc per pair of nodes: the least α, the summed bandwidth."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(node.id for node in topology.nodes)
+    for link in topology.links:
+        arc = graph.get_edge_data(link.src, link.dst, {"alpha": link.alpha_us, "bandwidth": Fraction(0)})
+        graph.add_edge(
+            link.src,
+            link.dst,
+            alpha=min(arc["alpha"], link.alpha_us),
+            bandwidth=arc["bandwidth"] + Fraction(link.bandwidth_GBps).limit_denominator(10**6),
+        )
+    return graph
+
+
+def _alpha(topology: Topology, demand: Demand) -> Bound:
+    distance = latencies(topology)
+    pairs = {(source, target) for chunk in demand.chunks for source in chunk.origin for target in chunk.want}
+    far = max(pairs, key=lambda pair: (distance[topology.gpus[pair[0]]][topology.gpus[pair[1]]], pair), default=(0, 0))
+    value = distance[topology.gpus[far[0]]][topology.gpus[far[1]]]
+    return Bound("alpha", value, f"data of GPU {far[0]} cannot reach GPU {far[1]} sooner")
+
+
+# -- what must cross a border --------------------------------------------------------------------------------
+
+
+def _crossings(topology: Topology, demand: Demand, extra: Iterable[frozenset[int]]) -> Iterable[Bound]:
+    """The best ingress, egress and cut bound over every GPU, every host and the node sets in `extra`."""
+    distance = latencies(topology)
+    everything = frozenset(topology.node_by_id)
+    gpus = [(f"GPU {rank}", frozenset({node})) for rank, node in enumerate(topology.gpus)]
+    hosts = [
+        (f"host {host}", frozenset(node.id for node in topology.nodes if node.host == host))
+        for host in (topology.hosts if len(topology.hosts) > 1 else ())
+    ]
+    cuts = [(f"nodes {sorted(nodes)}", nodes) for nodes in extra]
+    bounds = [_crossing("ingress", name, nodes, topology, demand, distance) for name, nodes in gpus]
+    bounds += [_crossing("egress", name, everything - nodes, topology, demand, distance) for name, nodes in gpus]
+    bounds += [_crossing("cut", f"into {name}", nodes, topology, demand, distance) for name, nodes in hosts + cuts]
+    bounds += [
+        _crossing("cut", f"out of {name}", everything - nodes, topology, demand, distance)
+        for name, nodes in hosts + cuts
+    ]
+    best: dict[str, Bound] = {}
+    for bound in bounds:
+        if bound.term not in best or bound.bound_us > best[bound.term].bound_us:
+            best[bound.term] = bound
+    return best.values()
+
+
+def _crossing(
+    term: str,
+    name: str,
+    nodes: frozenset[int],
+    topology: Topology,
+    demand: Demand,
+    distance: Mapping[int, Mapping[int, float]],
+) -> Bound:
+    """The time to bring into `nodes` what its GPUs need from outside: Σ_l b_l · max(0, T − a_l) ≥ bytes.
+
+    a_l is the least latency from a GPU outside, through l, to a GPU inside: for that long l serves nobody.
+    """
+    inside = [node for node in topology.gpus if node in nodes]
+    outside = [node for node in topology.gpus if node not in nodes]
+    ranks = frozenset(topology.rank_of[node] for node in inside)
+    nbytes = sum(chunk.bytes for chunk in demand.chunks if _must_enter(chunk, ranks))
+    border = [link for link in topology.links if link.dst in nodes and link.src not in nodes]
+    if nbytes <= 0 or not border:
+        return Bound(term, 0.0, f"{name}: nothing has to cross")
+    links = []
+    for link in border:
+        before = min((distance[node].get(link.src, inf) for node in outside), default=inf)
+        after = min((distance[link.dst].get(node, inf) for node in inside), default=inf)
+        links.append((link.bandwidth_GBps, before + link.alpha_us + after))
+    time = _filling_time(nbytes, [link for link in links if link[1] < inf])
+    return Bound(term, time, f"{name}: {nbytes:.6g} bytes over {len(links)} links of {sum(b for b, _ in links):g} GB/s")
+
+
+def _must_enter(chunk: Chunk, ranks: frozenset[int]) -> bool:
+    """Whether some of the chunk's data starts outside `ranks` and is wanted inside."""
+    if ranks.isdisjoint(chunk.want):
+        return False
+    return not ranks.issuperset(chunk.origin) if chunk.reduce else ranks.isdisjoint(chunk.origin)
+
+
+def _filling_time(nbytes: float, links: list[tuple[float, float]]) -> float:
+    """The least T with Σ_l b_l · max(0, T − a_l) ≥ nbytes, for (b GB/s, a µs) links. O(links log links)."""
+    ordered = sorted(links, key=lambda link: link[1])
+    bandwidth = started = 0.0
+    for i, (b, alpha) in enumerate(ordered):
+        bandwidth += b
+        started += b * alpha
+        time = (nbytes / 1e3 + started) / bandwidth
+        if i + 1 == len(ordered) or time <= ordered[i + 1][1]:
+            break
+    return time
+
+
+# -- bandwidth -----------------------------------------------------------------------------------------------
+
+
+def allgather_cuts(topology: Topology) -> tuple[Fraction, list[frozenset[int]]]:
+    """The exact allgather rate per GPU, x in GB/s, and the bottleneck node sets met on the way to it.
+
+    x = min over node sets A that lack a GPU of B⁺(A) / |A ∩ GPUs| (ForestColl, arXiv 2402.06787, §3). A rate is
+    feasible iff, with an arc of capacity x from a source to every GPU, every GPU has a max-flow of N·x from it;
+    a violated cut lowers x to its own ratio (Newton), in exact fractions. Each set returned is the side that
+    must be entered. O(N) max-flows for each of a few passes.
+    """
+    base = _simple_graph(topology)
+    scale = lcm(*(arc["bandwidth"].denominator for _, _, arc in base.edges(data=True)))
+    out_of_all = [
+        sum((base.edges[arc]["bandwidth"] for arc in base.out_edges(gpu)), Fraction(0)) for gpu in topology.gpus
+    ]
+    rate = min(out_of_all)
+    bottlenecks: list[frozenset[int]] = []
+    unproved = list(topology.gpus)
+    while unproved:
+        target = unproved[-1]
+        entered, ratio = _tightest_cut(base, topology, target, rate, scale)
+        if ratio < rate:
+            rate = ratio
+            bottlenecks.append(entered)
+            unproved = [target, *(gpu for gpu in topology.gpus if gpu != target)][::-1]
+        else:
+            unproved.pop()
+    return rate, bottlenecks
+
+
+def _tightest_cut(
+    base: nx.DiGraph, topology: Topology, target: int, rate: Fraction, scale: int
+) -> tuple[frozenset[int], Fraction]:
+    """A minimum cut in front of `target` when every GPU is fed at `rate`, and the rate that this cut allows."""
+    factor = scale * rate.denominator
+    graph = nx.DiGraph()
+    graph.add_edges_from((u, v, {"capacity": int(arc["bandwidth"] * factor)}) for u, v, arc in base.edges(data=True))
+    graph.add_edges_from((_SOURCE, gpu, {"capacity": int(rate * factor)}) for gpu in topology.gpus)
+    _, (fed, entered) = nx.minimum_cut(graph, _SOURCE, target, flow_func=preflow_push)
+    crossing = sum((base.edges[u, v]["bandwidth"] for u, v in base.edges if u in fed and v in entered), Fraction(0))
+    senders = sum(1 for gpu in topology.gpus if gpu in fed)
+    return frozenset(entered), crossing / senders if senders else rate
+
+
+def _allreduce_traffic(topology: Topology, demand: Demand) -> Bound:
+    """Reducing takes N−1 sends of every byte and spreading the result N−1 more, wherever they go."""
+    gpus = set(topology.gpus)
+    ingress = sum(link.bandwidth_GBps for link in topology.links if link.dst in gpus)
+    nbytes = 2 * (topology.nranks - 1) * demand.size_bytes
+    return Bound(
+        "traffic", nbytes / (ingress * 1e3) if ingress else 0.0, f"{nbytes:.6g} bytes into GPUs at {ingress:g} GB/s"
+    )
