@@ -74,6 +74,7 @@ class Endpoint:
     def credited(self, line: int) -> None: ...
     @property
     def fifo_bytes(self) -> int: ...
+
 class Network:
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..runtime.world import Settings, World
 
 _MAX_SIZES = 1000
+#: mpirun ends the whole job when one process fails, so without MPI the others give rank 0 this long to say why.
+_RANK_0_SPEAKS_SECONDS = 3.0
 
 
 @app.command()
@@ -67,6 +70,7 @@ def run(
     except InputError:
         if launch.rank == 0:
             raise
+        time.sleep(_RANK_0_SPEAKS_SECONDS)
         raise typer.Exit(2) from None
     try:
         with world:

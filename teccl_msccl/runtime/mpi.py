@@ -40,10 +40,10 @@ class Patience:
 
     def wait(self) -> None:
         self._idle += 1
-        if self._idle < 30:
+        if self._idle < 10:
             os.sched_yield()
         else:
-            time.sleep(min(1e-3, 2e-5 * (self._idle - 29)))
+            time.sleep(min(1e-3, 1e-6 * self._idle))
 
 
 class MpiWorld:
@@ -118,19 +118,8 @@ class MpiWorld:
         self._agreed = error
         return error
 
-    def total(self, value: int) -> int:
-        return self._reduced(value, np.int64, self.MPI.SUM)  # type: ignore[no-any-return]
-
-    def slowest(self, seconds: float) -> float:
-        return self._reduced(seconds, np.float64, self.MPI.MAX)  # type: ignore[no-any-return]
-
-    def _reduced(self, value: float, dtype: Any, operation: Any) -> Any:
-        mine, result = np.array([value], dtype), np.zeros(1, dtype)
-        self.wait(self.comm.Iallreduce(mine, result, operation))
-        return result[0].item()
-
-    def first(self, text: str) -> str:
-        return next((said.decode(errors="replace") for said in self.gather(text.encode()) if said), "")
+    def share(self, text: str) -> list[str]:
+        return [said.decode(errors="replace") for said in self.gather(text.encode())]
 
     # -- execution --------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -91,22 +92,44 @@ def measure(world: World, case: Case, sweep: Sweep, settings: Settings) -> Row:
     that hangs. Wrong elements are in the row.
     """
     if case.chunk_elements == 0:
-        return _row(case, 0.0, 0, 0, "")
+        return _row(case, Verdict())
     buffers, execution = world.attempt(lambda: _ready(world, case, settings))
     reference = Reference(case.layout, case.chunk_elements, case.dtype, case.reduction, case.root)
     for rank in world.local:
         fill(buffers[rank], reference, rank)
     execution.execute()
-    verdicts = [check(buffers[rank], reference, rank, case.in_place) for rank in world.local]
+    checked = [check(buffers[rank], reference, rank, case.in_place) for rank in world.local]
     for _ in range(sweep.warmup):
         execution.execute()
     seconds = sum(execution.execute() for _ in range(sweep.iterations)) / sweep.iterations
     execution.close()
 
-    wrong = world.total(sum(count for count, _ in verdicts))
-    first = world.first(next((str(mismatch) for _, mismatch in verdicts if mismatch), ""))
-    overrun = world.total(sum(buffers[rank].overrun() for rank in world.local))
-    return _row(case, world.slowest(seconds), wrong, overrun, first)
+    mine = Verdict(
+        wrong=sum(count for count, _ in checked),
+        overrun=sum(buffers[rank].overrun() for rank in world.local),
+        seconds=seconds,
+        first=next((str(mismatch) for _, mismatch in checked if mismatch), ""),
+    )
+    everyone = [Verdict(**json.loads(text)) for text in world.share(json.dumps(asdict(mine)))]
+    return _row(
+        case,
+        Verdict(
+            wrong=sum(verdict.wrong for verdict in everyone),
+            overrun=sum(verdict.overrun for verdict in everyone),
+            seconds=max(verdict.seconds for verdict in everyone),
+            first=next((verdict.first for verdict in everyone if verdict.first), ""),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a process, or all of them, found in one case."""
+
+    wrong: int = 0
+    overrun: int = 0
+    seconds: float = 0.0
+    first: str = ""
 
 
 def _ready(world: World, case: Case, settings: Settings) -> tuple[dict[int, RankBuffers], Execution]:
@@ -155,10 +178,10 @@ def check(buffers: RankBuffers, reference: Reference, rank: int, in_place: bool)
 _COUNT_PER_RANK = frozenset({"allgather", "reduce_scatter", "alltoall", "gather", "scatter"})
 
 
-def _row(case: Case, seconds: float, wrong: int, overrun: int, first: str) -> Row:
+def _row(case: Case, verdict: Verdict) -> Row:
     collective, nranks = case.program.collective, case.program.nranks
     elements = case.size_bytes // case.dtype.bytes
-    algbw = case.size_bytes / seconds / 1e9 if seconds > 0 else 0.0
+    algbw = case.size_bytes / verdict.seconds / 1e9 if verdict.seconds > 0 else 0.0
     return Row(
         size=case.size_bytes,
         count=elements // nranks if collective in _COUNT_PER_RANK else elements,
@@ -166,12 +189,12 @@ def _row(case: Case, seconds: float, wrong: int, overrun: int, first: str) -> Ro
         op=case.reduction if collective in REDUCING else "none",
         root=-1 if case.root is None else case.root,
         mode=MODES[case.in_place],
-        time_us=seconds * 1e6,
+        time_us=verdict.seconds * 1e6,
         algbw=algbw,
         busbw=algbw * bus_factor(collective, nranks),
-        wrong=wrong,
-        out_of_bounds=overrun,
-        first_wrong=first,
+        wrong=verdict.wrong,
+        out_of_bounds=verdict.overrun,
+        first_wrong=verdict.first,
     )
 
 

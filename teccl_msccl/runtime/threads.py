@@ -28,14 +28,8 @@ class ThreadWorld:
     def attempt(self, action: Callable[[], Answer]) -> Answer:
         return action()
 
-    def total(self, value: int) -> int:
-        return value
-
-    def slowest(self, seconds: float) -> float:
-        return seconds
-
-    def first(self, text: str) -> str:
-        return text
+    def share(self, text: str) -> list[str]:
+        return [text]
 
 
 class ThreadExecution:

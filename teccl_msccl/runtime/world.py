@@ -113,11 +113,5 @@ class World(Protocol):
     def attempt(self, action: Callable[[], Answer]) -> Answer:
         """`action()` in every process; if it raises `InputError` or `Refused` in one, that is raised in all."""
 
-    def total(self, value: int) -> int:
-        """The sum of every process' `value`."""
-
-    def slowest(self, seconds: float) -> float:
-        """The largest of every process' `seconds`."""
-
-    def first(self, text: str) -> str:
-        """The text of the first process that has any."""
+    def share(self, text: str) -> list[str]:
+        """Every process' `text` (at most 1000 bytes of it), in rank order."""
