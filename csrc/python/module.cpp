@@ -6,5 +6,6 @@ PYBIND11_MODULE(_core, module) {
   teccl::bind_program(module);
   teccl::bind_check(module);
   teccl::bind_simulate_program(module);
+  teccl::bind_interpreter(module);
   teccl::bind_search(module);
 }

@@ -7,3 +7,4 @@ from . import bounds
 from . import lower
 from . import check
 from . import simulate
+from . import run

@@ -1,0 +1,30 @@
+// Arithmetic on buffer elements: what a reducing step does to a run of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace teccl {
+
+enum class ElementType : std::int8_t { int8, uint8, int32, uint32, int64, uint64, half, bfloat16, float32, float64 };
+enum class Reduction : std::int8_t { sum, prod, max, min };
+
+std::size_t element_bytes(ElementType type);
+
+// out[i] = a[i] ∘ b[i] for `count` elements. `out` may be `a` or `b` itself; ranges that overlap otherwise give
+// unspecified elements (as they would on a GPU). Integers wrap; half and bfloat16 are widened to float and rounded
+// to nearest even once per call.
+using Combine = void (*)(std::byte* out, const std::byte* a, const std::byte* b, std::size_t count);
+Combine combine_for(ElementType type, Reduction reduction);
+
+// Names as nccl-tests spells them ("half", "float", "sum", …). Throw std::invalid_argument.
+ElementType element_type_named(const std::string& name);
+Reduction reduction_named(const std::string& name);
+
+float half_to_float(std::uint16_t bits);
+std::uint16_t float_to_half(float value);  // round to nearest even
+float bfloat16_to_float(std::uint16_t bits);
+std::uint16_t float_to_bfloat16(float value);  // round to nearest even
+
+}  // namespace teccl

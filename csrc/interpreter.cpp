@@ -1,0 +1,194 @@
+#include "interpreter.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace teccl {
+
+Cut::Cut(std::size_t element_bytes, std::int64_t chunk_elements, std::size_t slot_bytes)
+    : element_bytes(element_bytes), chunk_elements(chunk_elements) {
+  const auto slot_elements = std::max<std::int64_t>(1, static_cast<std::int64_t>(slot_bytes / element_bytes));
+  slice_elements = std::min(chunk_elements, slot_elements);
+  iterations = (chunk_elements + slice_elements - 1) / slice_elements;
+  chunks_per_transfer = std::clamp<std::int64_t>(slot_elements / slice_elements, 1, 71);
+}
+
+std::int64_t Cut::elements_in(std::int64_t iteration) const {
+  return std::min(slice_elements, chunk_elements - iteration * slice_elements);
+}
+
+std::int64_t Cut::transfers_of(const Step& step) const {
+  return step.op == Op::nop ? 1 : (step.count + chunks_per_transfer - 1) / chunks_per_transfer;
+}
+
+// -- one rank -----------------------------------------------------------------------------------------------------
+
+Rank::Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo)
+    : setting_(setting),
+      rank_(rank),
+      memory_(memory),
+      lanes_(setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks.size()),
+      order_(lanes_.size()),
+      random_(setting.seed + static_cast<std::uint64_t>(rank)) {
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  const auto& threadblocks = setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks;
+  for (std::size_t tb = 0; tb < lanes_.size(); ++tb) {
+    const Threadblock& plan = threadblocks[tb];
+    lanes_[tb].plan = &plan;
+    if (plan.send_peer >= 0) lanes_[tb].out = fifo({rank, plan.send_peer, plan.channel});
+    if (plan.recv_peer >= 0) lanes_[tb].in = fifo({plan.recv_peer, rank, plan.channel});
+  }
+  restart();
+}
+
+void Rank::restart() {
+  unfinished_ = 0;
+  for (Lane& lane : lanes_) {
+    lane.iteration = lane.step = lane.transfer = 0;
+    lane.finished = lane.plan->steps.empty();
+    lane.signalled.store(0, std::memory_order_relaxed);
+    unfinished_ += !lane.finished;
+  }
+}
+
+std::int64_t Rank::advance() {
+  std::int64_t done = 0;
+  if (setting_.seed == 0) {
+    for (Lane& lane : lanes_) done += run_until_blocked(lane);
+  } else {
+    std::shuffle(order_.begin(), order_.end(), random_);
+    for (std::size_t tb : order_) {
+      if (random_() % 2 == 0 || lanes_[tb].finished || waits_for(lanes_[tb]) != Wait::nothing) continue;
+      transfer(lanes_[tb]);
+      ++done;
+    }
+  }
+  if (done > 0)
+    progress_.store(progress_.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(done),
+                    std::memory_order_relaxed);
+  return done;
+}
+
+std::int64_t Rank::run_until_blocked(Lane& lane) {
+  std::int64_t done = 0;
+  for (; !lane.finished && waits_for(lane) == Wait::nothing; ++done) transfer(lane);
+  return done;
+}
+
+Rank::Wait Rank::waits_for(const Lane& lane) const {
+  const Step& step = lane.now();
+  if (step.dep_tb >= 0 && lane.transfer == 0) {
+    const Lane& other = lanes_[static_cast<std::size_t>(step.dep_tb)];
+    const auto steps = static_cast<std::int64_t>(other.plan->steps.size());
+    if (other.signalled.load(std::memory_order_acquire) < lane.iteration * steps + step.dep_step + 1)
+      return Wait::dependency;
+  }
+  const OpTraits traits = op_traits(step.op);
+  if (traits.receives && lane.in->empty()) return Wait::message;
+  if (traits.sends && lane.out->full()) return Wait::slot;
+  return Wait::nothing;
+}
+
+std::byte* Rank::at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) const {
+  const Cut& cut = setting_.cut;
+  const std::int64_t element = chunk * cut.chunk_elements + iteration * cut.slice_elements;
+  return memory_.begin[static_cast<std::size_t>(buffer)] + static_cast<std::size_t>(element) * cut.element_bytes;
+}
+
+void Rank::transfer(Lane& lane) {
+  const Step& step = lane.now();
+  if (step.op == Op::nop) return go_on(lane);
+
+  const Cut& cut = setting_.cut;
+  const OpTraits traits = op_traits(step.op);
+  const std::int64_t first = lane.transfer * cut.chunks_per_transfer;
+  std::int64_t chunks = std::min(cut.chunks_per_transfer, step.count - first);
+  auto elements = static_cast<std::size_t>(cut.elements_in(lane.iteration));
+  const std::size_t message_bytes = static_cast<std::size_t>(chunks) * elements * cut.element_bytes;
+  if (cut.iterations == 1) {  // whole chunks lie one after another: one piece
+    elements *= static_cast<std::size_t>(chunks);
+    chunks = 1;
+  }
+  const std::size_t bytes = elements * cut.element_bytes;
+
+  const std::byte* in = traits.receives ? lane.in->front() : nullptr;
+  std::byte* out = traits.sends ? lane.out->back() : nullptr;
+  for (std::int64_t piece = 0; piece < chunks; ++piece) {
+    // Offsets a step does not use may be anything: never make a pointer from them.
+    const bool uses_src = traits.reads_src;
+    std::byte* src = uses_src ? at(step.src_buffer, step.src_offset + first + piece, lane.iteration) : nullptr;
+    std::byte* dst = traits.writes_dst ? at(step.dst_buffer, step.dst_offset + first + piece, lane.iteration) : nullptr;
+    switch (step.op) {
+      case Op::send: std::memcpy(out, src, bytes); break;
+      case Op::recv: std::memcpy(dst, in, bytes); break;
+      case Op::copy: std::memmove(dst, src, bytes); break;
+      case Op::reduce: setting_.combine(dst, dst, src, elements); break;
+      case Op::recv_copy_send: std::memcpy(out, in, bytes); std::memcpy(dst, in, bytes); break;
+      case Op::recv_reduce_copy: setting_.combine(dst, in, src, elements); break;
+      case Op::recv_reduce_send: setting_.combine(out, in, src, elements); break;
+      case Op::recv_reduce_copy_send: setting_.combine(out, in, src, elements); std::memcpy(dst, out, bytes); break;
+      case Op::nop: break;
+    }
+    if (in) in += bytes;
+    if (out) out += bytes;
+  }
+  if (traits.receives) lane.in->pop();
+  if (traits.sends) lane.out->push(message_bytes);
+  go_on(lane);
+}
+
+void Rank::go_on(Lane& lane) {
+  const Step& step = lane.now();
+  if (++lane.transfer < setting_.cut.transfers_of(step)) return;
+  lane.transfer = 0;
+  const auto steps = static_cast<std::int64_t>(lane.plan->steps.size());
+  // As in the runtimes: only a step marked hasdep is seen by others, and a nop never is.
+  if (step.has_dep && step.op != Op::nop)
+    lane.signalled.store(lane.iteration * steps + lane.step + 1, std::memory_order_release);
+  if (++lane.step < steps) return;
+  lane.step = 0;
+  if (++lane.iteration < setting_.cut.iterations) return;
+  lane.finished = true;
+  --unfinished_;
+}
+
+// -- what a stall looks like ----------------------------------------------------------------------------------------
+
+std::vector<std::string> Rank::blocked() const {
+  std::vector<std::string> lines;
+  for (std::size_t tb = 0; tb < lanes_.size(); ++tb)
+    if (!lanes_[tb].finished) lines.push_back(describe(tb));
+  return lines;
+}
+
+std::string Rank::describe(std::size_t tb) const {
+  const Lane& lane = lanes_[tb];
+  const Step& step = lane.now();
+  const auto number = [](std::int64_t n) { return std::to_string(n); };
+  std::string line = "rank " + number(rank_) + " tb " + number(static_cast<std::int64_t>(tb)) + " step " +
+                     number(lane.step) + " (" + op_name(step.op) + ")";
+  if (setting_.cut.iterations > 1)
+    line += " iteration " + number(lane.iteration) + " of " + number(setting_.cut.iterations);
+  if (setting_.cut.transfers_of(step) > 1)
+    line += " transfer " + number(lane.transfer) + " of " + number(setting_.cut.transfers_of(step));
+  switch (waits_for(lane)) {
+    case Wait::dependency: {
+      line += " waits for tb " + number(step.dep_tb) + " step " + number(step.dep_step);
+      const auto& awaited = lanes_[static_cast<std::size_t>(step.dep_tb)].plan->steps;
+      const auto raised = [](const Step& s) { return s.has_dep && s.op != Op::nop; };
+      if (std::none_of(awaited.begin() + step.dep_step, awaited.end(), raised)) line += ", which never sets hasdep";
+      return line;
+    }
+    case Wait::message:
+      return line + " waits for a message from rank " + number(lane.plan->recv_peer) + " on channel " +
+             number(lane.plan->channel);
+    case Wait::slot:
+      return line + " waits for a free slot to rank " + number(lane.plan->send_peer) + " on channel " +
+             number(lane.plan->channel) + " (" + number(static_cast<std::int64_t>(lane.out->slots())) + " in flight)";
+    case Wait::nothing: break;
+  }
+  return line + " can go on";
+}
+
+}  // namespace teccl

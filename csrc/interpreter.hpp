@@ -1,0 +1,143 @@
+// The interpreter of programs: one rank as a state machine that never blocks.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "element.hpp"
+#include "fifo.hpp"
+#include "program.hpp"
+
+namespace teccl {
+
+// How a run cuts its data. A chunk larger than a slot makes the whole program run several times, each iteration on
+// the next slice of every chunk; a step of several chunks goes in transfers of as many slices as fit a slot.
+struct Cut {
+  Cut(std::size_t element_bytes, std::int64_t chunk_elements, std::size_t slot_bytes);
+
+  std::size_t element_bytes;
+  std::int64_t chunk_elements;
+  std::int64_t slice_elements;      // of every iteration but perhaps the last
+  std::int64_t iterations;
+  std::int64_t chunks_per_transfer;  // 1..71, as the runtimes clamp it
+
+  std::int64_t elements_in(std::int64_t iteration) const;  // of one chunk's slice
+  std::int64_t transfers_of(const Step& step) const;
+};
+
+// What every rank of a run is given.
+struct Setting {
+  const Program* program;
+  Cut cut;
+  std::size_t slots;
+  Combine combine;
+  std::uint64_t seed;  // 0: threadblocks in order; else they are visited in a random order, one transfer at a time
+};
+
+// Where one rank's input, output and scratch begin, in Buffer's order, and how many chunks each really has.
+struct Memory {
+  std::byte* begin[3];
+  std::int64_t chunks[3];
+};
+
+struct Connection {
+  std::int32_t src, dst, channel;
+  bool operator<(const Connection& o) const {
+    return std::tie(channel, src, dst) < std::tie(o.channel, o.src, o.dst);
+  }
+};
+
+// Throws std::invalid_argument, naming gpu, tb and step, unless running `program` can only touch memory inside
+// `memory` and every connection has one owner at each end with matching counts. O(steps). A program that passes may
+// still stall or compute nonsense.
+void require_executable(const Program& program, const std::vector<Memory>& memory);
+
+// What one run puts on a connection.
+struct Traffic {
+  std::int64_t sent = 0;           // messages
+  std::int64_t taken = 0;          // messages that the far end receives; different from `sent`: it will stall
+  std::size_t longest_bytes = 0;   // of any message sent
+};
+// Every connection that some threadblock names, used or not. O(steps · log connections).
+std::map<Connection, Traffic> traffic_of(const Setting& setting);
+
+using FifoOf = std::function<Fifo*(const Connection&)>;
+
+// One rank's threadblocks, each a cursor (iteration, step, transfer).
+class Rank {
+ public:
+  Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo);
+
+  void restart();           // back to the first step of every threadblock
+  std::int64_t advance();   // run every threadblock until it blocks; the number of transfers done
+  bool finished() const { return unfinished_ == 0; }
+  std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // any thread may ask
+  std::vector<std::string> blocked() const;  // a line for each unfinished threadblock: where, and what it waits for
+
+ private:
+  enum class Wait { nothing, dependency, message, slot };
+
+  struct Lane {
+    const Threadblock* plan = nullptr;
+    Fifo* out = nullptr;
+    Fifo* in = nullptr;
+    std::int64_t iteration = 0, step = 0, transfer = 0;
+    bool finished = false;
+    std::atomic<std::int64_t> signalled{0};  // steps up to the last one that others may wait for
+
+    const Step& now() const { return plan->steps[static_cast<std::size_t>(step)]; }
+  };
+
+  Wait waits_for(const Lane& lane) const;
+  std::int64_t run_until_blocked(Lane& lane);
+  void transfer(Lane& lane);
+  void go_on(Lane& lane);
+  std::byte* at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) const;
+  std::string describe(std::size_t tb) const;
+
+  const Setting& setting_;
+  int rank_;
+  Memory memory_;
+  std::vector<Lane> lanes_;
+  std::vector<std::size_t> order_;
+  std::mt19937_64 random_;
+  std::size_t unfinished_ = 0;
+  std::atomic<std::uint64_t> progress_{0};
+};
+
+// All ranks in this process, on a few worker threads.
+class World {
+ public:
+  // Throws as require_executable does. Copies `memory`'s addresses; what they point to must outlive the World.
+  World(const Setting& setting, const std::vector<Memory>& memory);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  struct Outcome {
+    double seconds;
+    std::vector<std::string> blocked;  // empty: every threadblock finished and every message was taken
+    bool interrupted;
+  };
+  // Runs the program once. Gives up when no rank has moved for `timeout` seconds or `interrupted()` says so.
+  Outcome run(std::size_t workers, double timeout, const std::function<bool()>& interrupted);
+
+  std::size_t fifo_bytes() const;  // of all slots together
+
+ private:
+  std::uint64_t progress() const;
+  std::vector<std::string> stuck() const;
+
+  Setting setting_;
+  std::map<Connection, std::unique_ptr<Fifo>> fifos_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace teccl

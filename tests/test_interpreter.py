@@ -1,0 +1,385 @@
+"""Programs executed by threads: every element compared, stalls and wrong programs told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+
+import hand_made
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teccl_msccl.errors import InputError, Refused
+from teccl_msccl.program import xml
+from teccl_msccl.program.program import Program, Step
+from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, Dtype, from_bfloat16, to_bfloat16
+from teccl_msccl.runtime.root import root_of
+from teccl_msccl.runtime.sweep import Row, Sweep, bus_factor, measure
+from teccl_msccl.runtime.threads import ThreadWorld
+from teccl_msccl.runtime.world import Settings, Stall
+
+FLOAT = (DTYPES["float"],)
+RINGS = ("allgather", "reduce_scatter", "allreduce")
+
+
+def execute(
+    program: Program,
+    sizes: Sequence[int] = (4096,),
+    dtypes: Sequence[Dtype] = FLOAT,
+    ops: Sequence[str] = ("sum",),
+    root: int | None = None,
+    **how: float,
+) -> list[Row]:
+    """Every row of `program` run by threads, once each."""
+    sweep = Sweep(sizes, dtypes, ops, iterations=1, warmup=0)
+    world = ThreadWorld(program.nranks)
+    cases = sweep.cases(program, root_of(program, root, "program"), "program")
+    return [measure(world, case, sweep, Settings(**{"timeout": 5.0, **how})) for case in cases]
+
+
+def with_step(program: Program, rank: int, tb: int, position: int, **changes: object) -> Program:
+    """`program` with one step changed."""
+    gpu = program.gpus[rank]
+    steps = list(gpu.threadblocks[tb].steps)
+    steps[position] = steps[position]._replace(**changes)
+    threadblocks = list(gpu.threadblocks)
+    threadblocks[tb] = dataclasses.replace(threadblocks[tb], steps=tuple(steps))
+    gpus = list(program.gpus)
+    gpus[rank] = dataclasses.replace(gpu, threadblocks=tuple(threadblocks))
+    return dataclasses.replace(program, gpus=tuple(gpus))
+
+
+def wrong(rows: Sequence[Row]) -> int:
+    return sum(row.wrong + row.out_of_bounds for row in rows)
+
+
+# -- everything that should work --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
+@pytest.mark.parametrize("nranks", [2, 5])
+def test_every_collective_type_and_reduction(collective: str, nranks: int) -> None:
+    program = hand_made.direct(collective, nranks, k=2, root=nranks - 1)
+    rows = execute(program, (1, 3000), tuple(DTYPES.values()), tuple(REDUCTIONS))
+    reductions = len(REDUCTIONS) if collective in ("reduce", "allreduce", "reduce_scatter") else 1
+    assert len(rows) == 2 * 2 * len(DTYPES) * reductions
+    assert wrong(rows) == 0
+    assert all(row.time_us > 0 for row in rows)
+
+
+@pytest.mark.parametrize("collective", RINGS)
+@pytest.mark.parametrize(("protocol", "k"), [("Simple", 1), ("LL", 7), ("LL128", 7)])
+def test_fused_rings(collective: str, protocol: str, k: int) -> None:
+    """In a fused ring one slot must stay free: k transfers a step at large sizes take k + 1."""
+    rows = execute(hand_made.ring(collective, 4, k, protocol), (100_000, 3_000_000))
+    assert wrong(rows) == 0
+
+
+def test_reduce_steps_after_several_dependencies() -> None:
+    assert wrong(execute(hand_made.staged_reduce(5, k=3, root=2), (100_000,), ops=tuple(REDUCTIONS))) == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
+def test_chunks_larger_than_a_slot_loop(collective: str, slots: int) -> None:
+    """A slot of 1000 bytes holds 250 floats: chunks of 1334 elements take 6 iterations, the last one short."""
+    rows = execute(hand_made.direct(collective, 3, k=2), (32_000,), slots=slots, slot_bytes=1000)
+    assert wrong(rows) == 0
+
+
+def test_steps_of_many_chunks_are_split_into_transfers() -> None:
+    """71 chunks of 16 bytes through slots that hold three."""
+    assert wrong(execute(hand_made.direct("allreduce", 2, k=71), (71 * 2 * 16,), slot_bytes=48)) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(0, 200_000),
+    nranks=st.integers(2, 6),
+    k=st.integers(1, 4),
+    spare_slots=st.integers(1, 3),
+    slot_bytes=st.integers(8, 50_000),
+    workers=st.integers(1, 4),
+    seed=st.integers(0, 2**40),
+    collective=st.sampled_from(RINGS),
+    made=st.sampled_from([hand_made.ring, hand_made.direct]),
+    dtype=st.sampled_from(sorted(DTYPES)),
+)
+def test_any_size_cut_and_order(
+    size, nranks, k, spare_slots, slot_bytes, workers, seed, collective, made, dtype
+) -> None:
+    rows = execute(made(collective, nranks, k), (min(size, slot_bytes * 400),), (DTYPES[dtype],), slots=k + spare_slots,
+                   slot_bytes=slot_bytes, workers=workers, seed=seed)  # fmt: skip
+    assert wrong(rows) == 0
+
+
+def test_many_ranks_on_few_threads() -> None:
+    assert wrong(execute(hand_made.direct("allgather", 32), (64_000,))) == 0
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_sizes_count_as_in_nccl_tests() -> None:
+    row = execute(hand_made.direct("allgather", 3), (1000,))[0]
+    assert (row.size, row.count, row.op, row.root) == (1008, 84, "none", -1)  # 3 chunks of 84 floats
+    row = execute(hand_made.direct("broadcast", 3, root=1), (1000,), (DTYPES["half"],))[0]
+    assert (row.size, row.count, row.op, row.root) == (1000, 500, "none", 1)
+    assert row.algbw == pytest.approx(1000 / row.time_us / 1e3) and row.busbw == row.algbw
+    assert bus_factor("allreduce", 4) == 1.5 and bus_factor("alltoall", 4) == 0.75 and bus_factor("reduce", 4) == 1
+
+
+def test_size_zero_is_a_row_and_exact_refuses() -> None:
+    rows = execute(hand_made.ring("allreduce", 3), (0,))
+    assert [(row.size, row.wrong, row.time_us) for row in rows] == [(0, 0, 0.0)] * 2
+    with pytest.raises(Refused, match="multiples of 12 bytes"):
+        list(Sweep((1000,), FLOAT, ("sum",), exact=True).cases(hand_made.ring("allreduce", 3), None, "p"))
+
+
+def test_only_the_claimed_modes_run() -> None:
+    program = dataclasses.replace(hand_made.ring("allreduce", 2), inplace=False)
+    assert [row.mode for row in execute(program)] == ["out-of-place"]
+    with pytest.raises(InputError, match="neither"):
+        execute(dataclasses.replace(program, outofplace=False))
+
+
+def test_bfloat16_rounds_to_nearest_even() -> None:
+    values = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1e-40, 3.4e38, np.inf, np.nan], np.float32)
+    assert from_bfloat16(to_bfloat16(values)).tolist()[:3] == [1.0, 1.0, 1 + 2**-6]
+    assert to_bfloat16(values)[4:6].tolist() == [0x7F80, 0x7F80]
+    assert np.isnan(from_bfloat16(to_bfloat16(values))[6])
+
+
+@pytest.mark.parametrize("dtype", ["half", "bfloat16"])
+def test_sixteen_bit_sums_round_as_numpy_does(dtype: str) -> None:
+    """All 2¹⁶ bit patterns through one `re` step against a float32 sum of NumPy's, rounded once."""
+    from teccl_msccl import _core
+
+    bits = np.arange(2**16, dtype=np.uint16)
+    other = np.random.default_rng(1).permutation(bits)
+    wide = [
+        values.view(np.float16).astype(np.float32) if dtype == "half" else from_bfloat16(values)
+        for values in (bits, other)
+    ]
+    with np.errstate(all="ignore"):
+        total = wide[0] + wide[1]
+        expected = total.astype(np.float16).view(np.uint16) if dtype == "half" else to_bfloat16(total)
+    plan = hand_made.Plan(1)
+    plan.add(0, "re", ("i", 0), ("o", 0))
+    output = other.copy()
+    buffers = [(bits.view(np.uint8), output.view(np.uint8), np.empty(0, np.uint8))]
+    world = _core.World(plan.program("allreduce", 1).core, dtype=dtype, op="sum", chunk_elements=2**16, slots=2,
+                        slot_bytes=2**20, buffers=buffers)  # fmt: skip
+    assert world.run(workers=1, timeout=5.0)[1] == []
+    number = ~np.isnan(total)
+    assert (output[number] == expected[number]).all()
+    exponent = 0x7C00 if dtype == "half" else 0x7F80
+    assert ((output[~number] & exponent == exponent) & (output[~number] & ~np.uint16(exponent | 0x8000) != 0)).all()
+
+
+# -- everything that should not ----------------------------------------------------------------------------------
+
+
+def test_a_stall_names_every_blocked_threadblock() -> None:
+    with pytest.raises(Stall) as stall:
+        execute(hand_made.both_receive_first(), timeout=0.3)
+    assert sorted(stall.value.blocked) == [
+        "rank 0 tb 0 step 0 (r) waits for a message from rank 1 on channel 0",
+        "rank 0 tb 1 step 0 (s) waits for tb 0 step 0",
+        "rank 1 tb 0 step 0 (r) waits for a message from rank 0 on channel 0",
+        "rank 1 tb 1 step 0 (s) waits for tb 0 step 0",
+    ]
+
+
+def test_one_slot_shows_that_a_fused_ring_needs_two() -> None:
+    assert wrong(execute(hand_made.ring("allreduce", 3), slots=2)) == 0
+    with pytest.raises(Stall, match=r"\(rrs\) waits for a free slot to rank 1 on channel 0 \(1 in flight\)"):
+        execute(hand_made.ring("allreduce", 3), slots=1, timeout=0.3)
+
+
+def test_a_ring_that_hangs_only_above_some_size() -> None:
+    """Two chunks of 256 KiB share a slot; one element more, and a step takes both slots."""
+    program = hand_made.ring("allgather", 3, k=2)
+    assert wrong(execute(program, (6 * 2**18,))) == 0
+    with pytest.raises(Stall, match=r"\(rcs\) transfer 0 of 2 waits for a free slot"):
+        execute(program, (6 * 2**18 + 1,), timeout=0.3)
+
+
+def test_a_message_that_nobody_receives_is_a_stall() -> None:
+    program = hand_made.ring("allreduce", 2)
+    steps = program.gpus[0].threadblocks[0].steps
+    program = with_step(program, 0, 0, len(steps) - 1, type="nop")
+    with pytest.raises(Stall, match=r"rank 0 never receives the last 1 message\(s\) from rank 1 on channel 0"):
+        execute(program, timeout=0.3)
+
+
+def test_waiting_for_a_step_that_never_signals_is_a_stall() -> None:
+    program = hand_made.direct("alltoall", 2)
+    program = with_step(program, 0, 0, 0, hasdep=False)
+    with pytest.raises(Stall, match="waits for tb 0 step 0, which never sets hasdep"):
+        execute(program, timeout=0.3)
+
+
+def test_the_first_wrong_element_is_named() -> None:
+    program = hand_made.direct("allgather", 3)
+    ranks, tb = 1, next(t for t, tb in enumerate(program.gpus[1].threadblocks) if tb.recv == 0)
+    rows = execute(with_step(program, ranks, tb, 0, dstoff=1), (1200,))
+    assert rows[0].wrong >= 100
+    assert rows[0].first_wrong.startswith("rank 1 output[0]: expected ")
+
+
+@pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
+def test_every_lost_or_misplaced_step_is_seen(collective: str) -> None:
+    """Take any one moving step's data from, or leave it at, another chunk: some element is wrong, or it stalls."""
+    program = hand_made.direct(collective, 3, root=1)
+    seen = 0
+    for rank, tb, position, step in program.steps():
+        for key, buffer in (("srcoff", step.srcbuf), ("dstoff", step.dstbuf)):
+            used = {"srcoff": step.type in ("s", "cpy", "rrc"), "dstoff": step.type in ("r", "cpy", "rrc")}[key]
+            gpu = program.gpus[rank]
+            room = {"i": gpu.input_chunks, "o": gpu.output_chunks, "s": gpu.scratch_chunks}[buffer] - step.cnt + 1
+            if not used or room < 2:
+                continue
+            moved = with_step(program, rank, tb, position, **{key: (getattr(step, key) + 1) % room})
+            rows = execute(moved, (1200,), root=root_of(program, None, "p"))
+            assert rows[0].wrong > 0, (rank, tb, position, key)
+            seen += 1
+    assert seen or collective in ("broadcast", "reduce")
+
+
+def test_a_contribution_added_twice_is_seen() -> None:
+    program = hand_made.ring("allreduce", 3)
+    assert wrong(execute(with_step(program, 0, 0, 1, srcoff=0), (300,), ops=("sum",))) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"srcoff": -1}, "gpu 0 tb 0 step 0: reads i\\[-1..-1\\]"),
+        ({"srcoff": 2**31 - 1}, "reads i\\[2147483647..2147483647\\] but i has 1 chunks"),
+        ({"dstoff": 3}, "writes o\\[3..3\\] but o has 3 chunks"),
+        ({"cnt": 0}, "cnt is 0"),
+        ({"cnt": 2**31 - 1}, "reads i"),
+        ({"depid": 99, "deps": 0}, "depends on tb 99, which does not exist"),
+        ({"depid": 1, "deps": 7}, "depends on tb 1 step 7, but that tb has 1 steps"),
+        ({"type": "s"}, "sends, but the tb has send=-1"),
+        ({"type": "r"}, "receives, but the tb has recv=-1"),
+    ],
+)
+def test_steps_that_reach_outside_are_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        execute(with_step(hand_made.direct("allgather", 3), 0, 0, 0, **changes))
+
+
+def test_connections_that_do_not_match_are_refused() -> None:
+    program = hand_made.direct("allgather", 3, k=2)
+    with pytest.raises(InputError, match="message 0 is sent with cnt 1 and received with cnt 2"):
+        execute(with_step(program, 0, 1, 0, cnt=1))
+    for peer, said in (
+        (3, "send=3; use a rank 0..2"),
+        (0, "names the gpu itself"),
+        (2, "belongs to gpu 0 tb 1 already"),
+    ):
+        gpu = program.gpus[0]
+        tbs = list(gpu.threadblocks)
+        tbs[3] = dataclasses.replace(tbs[1], send=peer)
+        tbs[1] = dataclasses.replace(tbs[1], send=2)
+        changed = dataclasses.replace(gpu, threadblocks=tuple(tbs))
+        with pytest.raises(InputError, match=said):
+            execute(dataclasses.replace(program, gpus=(changed, *program.gpus[1:])))
+
+
+def test_absurd_buffers_and_unknown_collectives_are_refused() -> None:
+    program = hand_made.ring("allreduce", 2)
+    gpu = dataclasses.replace(program.gpus[0], scratch_chunks=2**62)
+    with pytest.raises(InputError, match="GB to spare"):
+        execute(dataclasses.replace(program, gpus=(gpu, program.gpus[1])))
+    with pytest.raises(InputError, match="GB to spare"):
+        execute(program, (2**60,))
+    with pytest.raises(InputError, match="no reference"):
+        execute(dataclasses.replace(program, collective="custom"))
+    with pytest.raises(InputError, match="multiple of 2"):
+        execute(dataclasses.replace(hand_made.ring("allgather", 2), nchunks=3))
+
+
+@pytest.mark.parametrize("collective", hand_made.ROOTED)
+def test_the_root_shows_in_the_data_flow(collective: str) -> None:
+    assert root_of(hand_made.direct(collective, 4, root=2), None, "p") == 2
+    idle = Program("idle", collective, "Simple", 1, 4, True, True, hand_made.Plan(4).program(collective, 4).gpus)
+    with pytest.raises(InputError, match="--root"):
+        root_of(idle, None, "p")
+    with pytest.raises(InputError, match="not a rank"):
+        root_of(idle, 4, "p")
+
+
+def test_a_nop_only_waits() -> None:
+    """A nop moves nothing and signals nothing, even if it claims hasdep."""
+    program = hand_made.both_receive_first()
+    waits = dataclasses.replace(
+        program.gpus[0].threadblocks[0], send=-1, recv=-1, steps=(Step("nop", cnt=0, hasdep=True),)
+    )
+    gpus = [dataclasses.replace(gpu, threadblocks=(waits, *gpu.threadblocks[1:])) for gpu in program.gpus]
+    with pytest.raises(Stall, match="waits for tb 0 step 0, which never sets hasdep"):
+        execute(dataclasses.replace(program, gpus=tuple(gpus)), timeout=0.3)
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line, run in this process: code, stdout, stderr."""
+    from teccl_msccl.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_the_command_prints_nccl_tests_table_and_json(command, tmp_path) -> None:
+    path = tmp_path / "ring.xml"
+    xml.write(dataclasses.replace(hand_made.ring("allreduce", 2), inplace=False), path)
+    code, out, err = command("run", path, "-b", "1K", "-e", "4K", "--iters", 1)
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines() if not line.startswith("#")]
+    assert [row[:5] for row in rows] == [[str(n), str(n // 4), "float", "sum", "-1"] for n in (1024, 2048, 4096)]
+    assert all(row[8:] == ["0", "N/A", "N/A", "N/A", "N/A"] for row in rows)
+    assert "# Out of bounds values : 0 OK" in out and "# Avg bus bandwidth" in out
+
+    _, out, _ = command("run", "--json", path, "--size", "1KB,2KB", "--dtype", "float16,int8", "--op", "max")
+    answer = json.loads(out)
+    assert (answer["ranks"], answer["transport"], answer["collective"]) == (2, "threads", "allreduce")
+    assert [(row["size"], row["dtype"], row["op"], row["wrong"]) for row in answer["rows"]] == [
+        (size, dtype, "max", 0) for dtype in ("half", "int8") for size in (1000, 2000)
+    ]
+
+
+def test_the_command_fails_with_one_line(command, tmp_path) -> None:
+    good, bad, dead = (tmp_path / name for name in ("good.xml", "bad.xml", "dead.xml"))
+    program = hand_made.ring("allgather", 2)
+    xml.write(program, good)
+    xml.write(with_step(program, 0, 0, 0, dstoff=1), bad)
+    xml.write(hand_made.both_receive_first(), dead)
+    for arguments, code, said in (
+        ((bad,), 1, "wrong elements"),
+        ((dead, "--timeout", 0.3), 1, "stalled"),
+        ((good, "--size", "1001B", "--exact"), 1, "not whole chunks"),
+        ((tmp_path / "none.xml",), 2, "none.xml"),
+        ((good, "--dtype", "float128"), 2, "float128"),
+        ((good, "--op", "avg"), 2, "avg"),
+        ((good, "--size", "big"), 2, "big"),
+        ((good, "--root", "2"), 2, "not a rank"),
+        ((good, "-e", "1M"), 2, "-b"),
+        ((good, "-b", "1", "-e", "1TB", "-f", "1.0001"), 2, "use a larger -f"),
+        ((good, "--slots", "0"), 2, "slots 0"),
+        ((good, "--timeout", "nan"), 2, "timeout"),
+    ):
+        got, _, err = command("run", *arguments)
+        assert (got, said in err.splitlines()[-1]) == (code, True), err
