@@ -18,7 +18,7 @@ def lower(
     file: Annotated[Path, typer.Option("-o", help="The MSCCL XML to write.")],
     target: TargetOption = "executor",
     mode: ModeOption = "both",
-    protocol: ProtocolOption = "Simple",
+    protocol: ProtocolOption = "auto",
 ) -> None:
     """Validate a schedule, lower it, prove the program, and write it as MSCCL XML."""
     from ..program.lower import lower as lower_schedule

@@ -30,4 +30,4 @@ NetworkOption = Annotated[
 RootOption = Annotated[int, typer.Option("--root", help="Root of a broadcast, reduce, gather or scatter.")]
 TargetOption = Annotated[str, typer.Option("--target", help="The runtime the program is for.")]
 ModeOption = Annotated[str, typer.Option("--mode", help="both, inplace or outofplace.")]
-ProtocolOption = Annotated[str, typer.Option("--protocol", help="Simple, LL or LL128.")]
+ProtocolOption = Annotated[str, typer.Option("--protocol", help="auto (by simulation), Simple, LL or LL128.")]

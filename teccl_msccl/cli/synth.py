@@ -47,7 +47,7 @@ def synth(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Threads.")] = 2,
     target: TargetOption = "executor",
     mode: ModeOption = "both",
-    protocol: ProtocolOption = "Simple",
+    protocol: ProtocolOption = "auto",
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""
     from ..files import write_text

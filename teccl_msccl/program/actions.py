@@ -18,8 +18,8 @@ class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 
     `connection` is (sender, receiver, which of their direct paths), None for local copies, which come before all
-    else; `position` is the place in the connection's order, the same for both ends; `start_us` and `arrival_us` are
-    the transfer's times in the schedule. `after` holds the earlier actions of the rank that this one waits for.
+    else; `position` is the place in the connection's order, the same for both ends; `start_us`, `arrival_us` and
+    `nbytes` are the schedule's. `after` holds the earlier actions of the rank that this one waits for.
     """
 
     rank: int
@@ -30,6 +30,7 @@ class Action:
     position: int = 0
     start_us: float = 0.0
     arrival_us: float = 0.0
+    nbytes: float = 0.0
     after: list[Action] = field(default_factory=list, repr=False)
 
 
@@ -78,7 +79,7 @@ class _Planner:
                     continue
                 source, target = self.held[chunk.id, rank], self.layout.output_place(chunk, rank)
                 if "outofplace" in self.modes:
-                    self.actions[rank].append(Action(rank, "cpy", source, target))
+                    self.actions[rank].append(Action(rank, "cpy", source, target, nbytes=chunk.bytes))
                 if self._sends_from_output:
                     self.held[chunk.id, rank] = target
 
@@ -108,7 +109,7 @@ class _Planner:
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
         place = self.held[chunk.id, pair[0]]
-        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *times))
+        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *times, chunk.bytes))
 
     def _arrive(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         connection, position = self.connections[i]
@@ -116,10 +117,10 @@ class _Planner:
         before = self.held.get((chunk.id, rank))
         if send.reduce and before is not None:
             gathered = before if before.buffer != "i" else self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, *times))
+            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, *times, chunk.bytes))
         else:
             gathered = self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, *times))
+            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, *times, chunk.bytes))
         self.held[chunk.id, rank] = gathered
 
     def _landing(self, chunk: Chunk, rank: int) -> Place:
@@ -152,7 +153,8 @@ class _Planner:
         for action in actions:
             if action.type == "s" and action.src is not None:
                 action.src = staged.get(action.src, action.src)
-        return [*(Action(rank, "cpy", place, scratch) for place, scratch in staged.items()), *actions]
+        copies = (Action(rank, "cpy", place, scratch) for place, scratch in staged.items())
+        return [*copies, *actions]
 
     def _sent_too_late(self, action: Action, overwritten: Mapping[Place, float]) -> bool:
         if action.type != "s" or action.src is None or action.src.buffer != "i":
@@ -160,21 +162,19 @@ class _Planner:
         return overwritten.get(self.layout.aliased(action.src, action.rank), inf) <= action.arrival_us
 
 
-def merge_copies(actions: Iterable[Action], most: int) -> list[tuple[Action, int, list[Action]]]:
-    """Runs of local copies between neighbouring places as (first copy, chunks, all of the run)."""
-    runs: list[tuple[Action, int, list[Action]]] = []
-    for action in actions:
-        if runs and runs[-1][1] < most and _continues(runs[-1], action):
-            first, count, members = runs[-1]
-            runs[-1] = (first, count + 1, [*members, action])
+def merge_copies(copies: Iterable[Action], most: int) -> list[tuple[Action, int]]:
+    """Local copies between neighbouring places as one each: (the first of them, how many chunks)."""
+    runs: list[tuple[Action, int]] = []
+    for copy in copies:
+        if runs and runs[-1][1] < most and _continues(*runs[-1], copy):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
-            runs.append((action, 1, [action]))
+            runs.append((copy, 1))
     return runs
 
 
-def _continues(run: tuple[Action, int, list[Action]], action: Action) -> bool:
-    first, count, _ = run
+def _continues(first: Action, count: int, copy: Action) -> bool:
     return all(
         before is not None and after is not None and after == Place(before.buffer, before.offset + count)
-        for before, after in ((first.src, action.src), (first.dst, action.dst))
+        for before, after in ((first.src, copy.src), (first.dst, copy.dst))
     )

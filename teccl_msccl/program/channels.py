@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from ..errors import Refused
 from .targets import Target
@@ -63,21 +64,46 @@ def assign_channels(widths: Mapping[Connection, int], target: Target) -> Channel
     return ChannelPlan(of)
 
 
-def widths_in_flight(transfers: Iterable[tuple[Connection, float, float]], credits: int) -> dict[Connection, int]:
-    """Channels that each connection needs to have as many transfers in flight as the schedule has.
+@dataclass(frozen=True)
+class Transfer:
+    """One transfer of the schedule, as far as channels care."""
 
-    `transfers` are (connection, start, arrival); a channel has `credits` of them in flight before its sender blocks.
+    connection: Connection
+    nbytes: float
+    start_us: float
+    arrival_us: float
+
+
+def widths_for(
+    transfers: Iterable[Transfer], credits: int, threadblock_GBps: float | None, finish_us: float
+) -> dict[Connection, int]:
+    """Channels that each connection needs to keep the schedule's pace.
+
+    A channel has `credits` transfers in flight before its sender blocks, so as many channels as the schedule's
+    transfers in flight fill; and its threadblock moves at most `threadblock_GBps`, so as many as carry the
+    connection's bytes by `finish_us`.
     """
-    times: dict[Connection, list[tuple[float, float]]] = defaultdict(list)
-    for connection, start, arrival in transfers:
-        times[connection].append((start, arrival))
-    return {connection: -(-_most_at_once(spans) // credits) for connection, spans in times.items()}
+    of: dict[Connection, list[Transfer]] = defaultdict(list)
+    for transfer in transfers:
+        of[transfer.connection].append(transfer)
+    return {
+        connection: max(1, ceil(_most_at_once(group) / credits), _by_rate(group, threadblock_GBps, finish_us))
+        for connection, group in of.items()
+    }
 
 
-def _most_at_once(spans: list[tuple[float, float]]) -> int:
-    ends = sorted(end for _, end in spans)
+def _by_rate(group: list[Transfer], threadblock_GBps: float | None, finish_us: float) -> int:
+    if not threadblock_GBps or finish_us <= 0:
+        return 1
+    rate_GBps = sum(transfer.nbytes for transfer in group) / (finish_us * 1e3)
+    return min(len(group), ceil(rate_GBps / threadblock_GBps - 1e-9))
+
+
+def _most_at_once(group: list[Transfer]) -> int:
+    """How many of the transfers are in flight at the busiest moment."""
+    ends = sorted(transfer.arrival_us for transfer in group)
     finished = most = 0
-    for begun, (start, _) in enumerate(sorted(spans), start=1):
+    for begun, start in enumerate(sorted(transfer.start_us for transfer in group), start=1):
         while finished < begun - 1 and ends[finished] <= start:
             finished += 1
         most = max(most, begun - finished)

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from math import ceil
 
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan, merge_copies, plan_actions
-from .channels import ChannelPlan, Connection, assign_channels, widths_in_flight
+from .channels import ChannelPlan, Connection, Transfer, assign_channels, widths_for
 from .dependencies import order_hazards, reduce_waits
 from .placement import MODES, Layout, Place
 from .program import PROTOCOLS, Gpu, Program, Step, Threadblock
+from .simulate import simulate
 from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target, target_named
 
 #: Every chunk should be at least one LL line pair: smaller ones have gone wrong in runtimes.
 MIN_CHUNK_BYTES = 16
 #: The files say their upper limit: 1 TiB, more than any buffer.
 MAX_BYTES = 2**40
+#: Protocols that run on every link (LL128 needs hardware that a topology does not tell).
+AUTO_PROTOCOLS = ("Simple", "LL")
+#: Multiples of the channels that are tried, what a wider program has to gain, and schedules too large to try more.
+SPREADS = (2, 4, 8)
+WORTHWHILE = 0.02
+MOST_SENDS_TO_TUNE = 20_000
+#: Local copies that others wait for may take this share of the schedule's time.
+COPYING_SHARE = 0.2
+MOST_COPYING_THREADBLOCKS = 8
 
 
 def lower(
@@ -26,30 +38,70 @@ def lower(
     target: str = "executor",
     *,
     mode: str = "both",
-    protocol: str = "Simple",
+    protocol: str = "auto",
+    spread: int | None = None,
     name: str | None = None,
 ) -> Program:
     """Lower `schedule` to a Program for `target`.
 
-    `mode` is "both", "inplace" or "outofplace"; `protocol` one of Simple, LL and LL128. Sends and receives get
-    threadblocks of their own, and every wait of a transfer, for data, for a place or for the transfer before it, is
-    for one that arrives earlier in the schedule: so the program cannot deadlock with any number of credits.
-    Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
+    `mode` is "both", "inplace" or "outofplace"; `protocol` one of Simple, LL and LL128; `spread` multiplies the
+    channels of every connection. With protocol "auto" (Simple or LL) or without a spread, the program simulator
+    chooses for the schedule's size. Sends and receives get threadblocks of their own, and every wait of a transfer,
+    for data, for a place or for the transfer before it, is for one that arrives earlier in the schedule: so the
+    program cannot deadlock with any number of credits. Raises `InputError` for an option that does not exist,
+    `Refused` when no program fits the target.
     """
+    if protocol not in (*PROTOCOLS, "auto"):
+        raise InputError(f"unknown protocol {protocol!r}; use auto, {', '.join(PROTOCOLS)}")
+    if spread is not None and spread < 1:
+        raise InputError(f"spread {spread}; use 1 or more")
     limits = target_named(target)
     modes = _modes(mode, limits)
-    if protocol not in PROTOCOLS:
-        raise InputError(f"unknown protocol {protocol!r}; use {', '.join(PROTOCOLS)}")
     demand = schedule.demand
     if demand.collective not in limits.collectives:
         raise Refused(f"target {target} does not take {demand.collective}; it takes {', '.join(limits.collectives)}")
+    name = name or f"teccl_{demand.collective}_{schedule.topology.nranks}"
+    protocols = AUTO_PROTOCOLS if protocol == "auto" else (protocol,)
+    programs = [_fastest_spread(schedule, limits, modes, each, spread, name) for each in protocols]
+    return min(programs, key=lambda program: _simulated_us(program, schedule)) if len(programs) > 1 else programs[0]
+
+
+def _fastest_spread(
+    schedule: Schedule, target: Target, modes: frozenset[str], protocol: str, spread: int | None, name: str
+) -> Program:
+    """Double the channels of every connection for as long as the simulated program gains by it."""
+    best = _lower_once(schedule, target, modes, protocol, spread or 1, name)
+    if spread is not None or len(schedule.sends) > MOST_SENDS_TO_TUNE:
+        return best
+    best_us = _simulated_us(best, schedule)
+    for wider in SPREADS:
+        try:
+            program = _lower_once(schedule, target, modes, protocol, wider, name)
+        except Refused:
+            break
+        time_us = _simulated_us(program, schedule)
+        if time_us > best_us * (1 - WORTHWHILE):
+            break
+        best, best_us = program, time_us
+    return best
+
+
+def _simulated_us(program: Program, schedule: Schedule) -> float:
+    timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
+    return timing.finish_us + timing.launch_us
+
+
+def _lower_once(
+    schedule: Schedule, target: Target, modes: frozenset[str], protocol: str, spread: int, name: str
+) -> Program:
+    """The passes in their order: actions, hazards, channels, threadblocks and steps."""
+    demand = schedule.demand
     plans = plan_actions(schedule, modes)
-    layout = Layout(demand)
     for plan in plans:
-        order_hazards(plan.actions, layout, modes)
-    gpus, channels = _fit(plans, layout, limits, CREDITS[protocol])
+        order_hazards(plan.actions, Layout(demand), modes)
+    gpus, channels = _fit(schedule, plans, target, CREDITS[protocol], spread)
     return Program(
-        name=name or f"teccl_{demand.collective}_{schedule.topology.nranks}",
+        name=name,
         collective=demand.collective,
         protocol=protocol,
         nchannels=channels.count,
@@ -59,7 +111,7 @@ def lower(
         gpus=gpus,
         min_bytes=MIN_CHUNK_BYTES * demand.chunks_per_size,
         max_bytes=MAX_BYTES,
-        target=target,
+        target=target.name,
     )
 
 
@@ -72,14 +124,22 @@ def _modes(mode: str, target: Target) -> frozenset[str]:
 
 
 def _fit(
-    plans: Sequence[RankPlan], layout: Layout, target: Target, credits: int
+    schedule: Schedule, plans: Sequence[RankPlan], target: Target, credits: int, spread: int
 ) -> tuple[tuple[Gpu, ...], ChannelPlan]:
-    """Widen connections until the schedule's transfers fit in flight and the target takes every threadblock."""
-    sends = [action for plan in plans for action in plan.actions if action.type == "s"]
-    widths = widths_in_flight(((a.connection, a.start_us, a.arrival_us) for a in sends if a.connection), credits)
+    """Widen connections until they keep the schedule's pace and the target takes every threadblock."""
+    layout = Layout(schedule.demand)
+    transfers = [
+        Transfer(action.connection, action.nbytes, action.start_us, action.arrival_us)
+        for plan in plans
+        for action in plan.actions
+        if action.type == "s" and action.connection is not None
+    ]
+    widths = widths_for(transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
+    widths = {connection: width * spread for connection, width in widths.items()}
+    copiers = _copiers(schedule, plans)
     while True:
         channels = assign_channels(widths, target)
-        built = [_build_rank(rank, plan, channels, target) for rank, plan in enumerate(plans)]
+        built = [_build_rank(plan, channels, copiers, target) for rank, plan in enumerate(plans)]
         crowded = {connection for ranks in built for connection in ranks.crowded}
         if not crowded:
             break
@@ -103,11 +163,21 @@ class _Built:
 _Key = tuple[str, int, int]
 
 
-def _build_rank(rank: int, plan: RankPlan, channels: ChannelPlan, target: Target) -> _Built:
-    """One rank's threadblocks: one per connection and channel, and as many for local copies as they fill."""
+def _copiers(schedule: Schedule, plans: Sequence[RankPlan]) -> int:
+    """Threadblocks that share a rank's local copies, so that what waits for them waits but briefly."""
+    threadblock_GBps = schedule.topology.threadblock_GBps
+    if not threadblock_GBps or schedule.finish_us <= 0:
+        return 1
+    copied = max(sum(action.nbytes for action in plan.actions if action.connection is None) for plan in plans)
+    alone_us = copied / (threadblock_GBps / 2 * 1e3)
+    return max(1, min(MOST_COPYING_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * schedule.finish_us))))
+
+
+def _build_rank(plan: RankPlan, channels: ChannelPlan, copiers: int, target: Target) -> _Built:
+    """One rank's threadblocks: one per connection and channel, and as many for local copies as they need."""
     actions, sizes = _with_merged_copies(plan.actions)
     keys = [_key(action, channels) for action in actions]
-    keys = _spread_copies(keys, target)
+    keys = _spread_copies(keys, copiers, target)
     members: dict[_Key, list[Action]] = defaultdict(list)
     for action, key in zip(actions, keys, strict=True):
         members[key].append(action)
@@ -126,16 +196,17 @@ def _build_rank(rank: int, plan: RankPlan, channels: ChannelPlan, target: Target
 
 
 def _with_merged_copies(actions: Sequence[Action]) -> tuple[list[Action], dict[Action, int]]:
-    """Neighbouring initial copies become one; waits on a member become waits on the whole."""
-    first = [action for action in actions if action.connection is None]
+    """Local copies in the order in which they are waited for; neighbours that nobody waits for become one."""
+    copies = [action for action in actions if action.connection is None]
     rest = [action for action in actions if action.connection is not None]
-    sizes: dict[Action, int] = {}
-    leader: dict[Action, Action] = {}
-    for action, count, members in merge_copies(first, MAX_COUNT):
-        sizes[action] = count
-        leader.update(dict.fromkeys(members, action))
-    for action in rest:
-        action.after = list(dict.fromkeys(leader.get(earlier, earlier) for earlier in action.after))
+    first_use: dict[Action, int] = {}
+    for moment, action in enumerate(rest):
+        for earlier in action.after:
+            first_use.setdefault(earlier, moment)
+    used = sorted((copy for copy in copies if copy in first_use), key=first_use.__getitem__)
+    sizes = dict.fromkeys(used, 1)
+    for action, chunks in merge_copies((copy for copy in copies if copy not in first_use), MAX_COUNT):
+        sizes[action] = chunks
     return [*sizes, *rest], sizes
 
 
@@ -147,16 +218,12 @@ def _key(action: Action, channels: ChannelPlan) -> _Key:
     return ("send", dst, channel) if action.type == "s" else ("recv", src, channel)
 
 
-def _spread_copies(keys: Sequence[_Key], target: Target) -> list[_Key]:
-    """Local copies go to as few threadblocks as hold them."""
-    spread, copies = [], 0
-    for key in keys:
-        if key[0] == "local":
-            spread.append(("local", copies // target.max_steps, 0))
-            copies += 1
-        else:
-            spread.append(key)
-    return spread
+def _spread_copies(keys: Sequence[_Key], copiers: int, target: Target) -> list[_Key]:
+    """Local copies take turns at `copiers` threadblocks, or at as many as hold them."""
+    copies = sum(1 for key in keys if key[0] == "local")
+    lanes = max(min(copiers, copies), ceil(copies / target.max_steps))
+    turns = count()
+    return [("local", next(turns) % lanes, 0) if key[0] == "local" else key for key in keys]
 
 
 def _threadblock_order(members: Mapping[_Key, Sequence[Action]]) -> list[_Key]:
