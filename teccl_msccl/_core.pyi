@@ -1,5 +1,7 @@
 """Types of the C++ core (csrc/python)."""
 
+from typing import TypedDict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,45 @@ class Program:
     ) -> None: ...
     @property
     def ranks(self) -> int: ...
+
+class CheckReport(TypedDict):
+    findings: list[tuple[str, int, int, int, str, str]]
+    proofs: list[tuple[str, str]]
+    min_credits: int | None
+    root: int
+
+def check(
+    program: Program, *, credits: int, max_count: int, max_dependency_tb: int, listed: int, root: int
+) -> CheckReport: ...
+
+class ProgramTiming:
+    @property
+    def finish_us(self) -> float: ...
+    @property
+    def threadblocks(self) -> list[tuple[int, int, float, float]]:
+        """(gpu, threadblock, busy µs, finish µs)"""
+    @property
+    def critical_path(self) -> list[tuple[int, int, int, int, float, float, str]]:
+        """(gpu, threadblock, step, iteration, start µs, end µs, cause)"""
+    @property
+    def blocked(self) -> list[tuple[int, int, int, int, str]]:
+        """(gpu, threadblock, step, iteration, cause); empty unless the program hangs"""
+
+def simulate_program(
+    program: Program,
+    *,
+    bandwidth_GBps: NDArray[np.float64],
+    alpha_us: NDArray[np.float64],
+    route_links: NDArray[np.int32],
+    route_ends: NDArray[np.int32],
+    extra_alpha_us: NDArray[np.float64],
+    threadblock_GBps: float,
+    credits: int,
+    chunks_per_transfer: int,
+    iterations: int,
+    slice_bytes: float,
+    last_slice_bytes: float,
+) -> ProgramTiming: ...
 
 _Bytes = NDArray[np.uint8]
 _RankBuffers = tuple[_Bytes, _Bytes, _Bytes]

@@ -20,7 +20,7 @@ def read_bytes(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> bytes
         if path.is_dir():
             raise InputError(f"{path}: is a directory; name {what} file in it")
         if path.stat().st_size > max_bytes:
-            raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, which no {what} needs")
+            raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, too large for {what}")
         return path.read_bytes()
     except OSError as error:
         reason = error.strerror or str(error)

@@ -7,6 +7,8 @@
 namespace teccl {
 
 void bind_program(pybind11::module_& module);
+void bind_check(pybind11::module_& module);
+void bind_simulate_program(pybind11::module_& module);
 void bind_interpreter(pybind11::module_& module);
 void bind_search(pybind11::module_& module);
 

@@ -1,5 +1,10 @@
 """The commands in the order that `--help` lists them: importing a file registers its command."""
 
+# ruff: noqa: F401, I001
+from . import topo
+from . import synth
+from . import bounds
+from . import lower
+from . import check
+from . import simulate
 from . import run
-
-__all__ = ["run"]

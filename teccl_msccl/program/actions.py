@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from ..collective.demand import Chunk
 from ..schedule.schedule import Schedule, Send
@@ -16,26 +17,20 @@ from .placement import Layout, Place
 class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 
-    `time_us` orders the actions of a rank; `connection` is (sender, receiver, which of their direct paths);
-    `position` is the place in the connection's order, the same for both ends.
+    `connection` is (sender, receiver, which of their direct paths), None for local copies, which come before all
+    else; `position` is the place in the connection's order, the same for both ends; `start_us` and `arrival_us` are
+    the transfer's times in the schedule. `after` holds the earlier actions of the rank that this one waits for.
     """
 
     rank: int
-    time_us: float
     type: str
     src: Place | None
     dst: Place | None
     connection: tuple[int, int, int] | None = None
     position: int = 0
+    start_us: float = 0.0
+    arrival_us: float = 0.0
     after: list[Action] = field(default_factory=list, repr=False)
-
-    @property
-    def order(self) -> tuple[float, int]:
-        """Sorting key within a rank: what arrives at an instant comes before what leaves at it."""
-        return (self.time_us, int(self.type == "s"))
-
-
-BEFORE_ALL = -1.0
 
 
 @dataclass
@@ -83,7 +78,7 @@ class _Planner:
                     continue
                 source, target = self.held[chunk.id, rank], self.layout.output_place(chunk, rank)
                 if "outofplace" in self.modes:
-                    self.actions[rank].append(Action(rank, BEFORE_ALL, "cpy", source, target))
+                    self.actions[rank].append(Action(rank, "cpy", source, target))
                 if self._sends_from_output:
                     self.held[chunk.id, rank] = target
 
@@ -95,16 +90,16 @@ class _Planner:
         """Replay the sends on the schedule's clock: departures and arrivals in time order."""
         sends = sorted(self.schedule.sends, key=lambda send: send.start_us)
         starts, arrivals = play(self.schedule.topology, self.schedule.demand, sends)
-        events = [(time, True, i) for i, time in enumerate(starts)]
-        events += [(time, False, i) for i, time in enumerate(arrivals)]  # sorts before a departure at that time
-        for time, departs, i in sorted(events):
+        events = [(time, i, False) for i, time in enumerate(starts)]
+        events += [(time, i, True) for i, time in enumerate(arrivals)]
+        for _, i, arrives in sorted(events):  # at one instant in the order of the sends, which is causal
             chunk = self.schedule.demand.chunks[sends[i].chunk]
-            if departs:
-                self._depart(i, sends[i], chunk, time)
+            if arrives:
+                self._arrive(i, sends[i], chunk, (starts[i], arrivals[i]))
             else:
-                self._arrive(i, sends[i], chunk, time)
+                self._depart(i, sends[i], chunk, (starts[i], arrivals[i]))
 
-    def _depart(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
+    def _depart(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         """The send takes the next place in the order of its connection."""
         pair = self.schedule.ends(send)
         path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
@@ -113,18 +108,18 @@ class _Planner:
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
         place = self.held[chunk.id, pair[0]]
-        self.actions[pair[0]].append(Action(pair[0], time, "s", place, None, connection, position))
+        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *times))
 
-    def _arrive(self, i: int, send: Send, chunk: Chunk, time: float) -> None:
+    def _arrive(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         connection, position = self.connections[i]
         rank = connection[1]
         before = self.held.get((chunk.id, rank))
         if send.reduce and before is not None:
             gathered = before if before.buffer != "i" else self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, time, "rrc", before, gathered, connection, position))
+            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, *times))
         else:
             gathered = self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, time, "r", None, gathered, connection, position))
+            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, *times))
         self.held[chunk.id, rank] = gathered
 
     def _landing(self, chunk: Chunk, rank: int) -> Place:
@@ -136,28 +131,33 @@ class _Planner:
         return Place("s", self.scratch[rank] - 1)
 
     def finish(self, rank: int) -> RankPlan:
-        actions = sorted(self.actions[rank], key=lambda action: action.order)
+        actions = self.actions[rank]
         if "inplace" in self.modes:
             actions = self._stage_overwritten(rank, actions)
         return RankPlan(actions, self.scratch[rank])
 
     def _stage_overwritten(self, rank: int, actions: list[Action]) -> list[Action]:
-        """In place, an arrival may overwrite input that is yet to be sent (alltoall): copy that to scratch first."""
-        overwritten: set[Place] = set()
-        staged: dict[Place, Place] = {}
+        """In place, an arrival may overwrite input that is yet to be sent (alltoall): copy that to scratch first.
+
+        Not only where the send starts later than the arrival, but where it *arrives* no earlier elsewhere: were the
+        arrival to wait for that send, waits would no longer all point to earlier arrivals, and transfers that wait
+        for credits could form a cycle.
+        """
+        overwritten: dict[Place, float] = {}
         for action in actions:
-            src = action.src
-            if src is not None and src.buffer == "i" and self.layout.aliased(src, rank) in overwritten:
-                staged.setdefault(src, Place("", 0))
-            if action.dst is not None and action.type != "cpy":
-                overwritten.add(self.layout.aliased(action.dst, rank))
-        for place in sorted(staged):
-            staged[place] = self._new_scratch(rank)
+            if action.dst is not None and action.connection is not None:
+                overwritten.setdefault(self.layout.aliased(action.dst, rank), action.arrival_us)
+        late = {a.src for a in actions if a.src is not None and self._sent_too_late(a, overwritten)}
+        staged = {place: self._new_scratch(rank) for place in sorted(late)}
         for action in actions:
-            if action.src in staged and action.type != "cpy":
-                action.src = staged[action.src]
-        copies = [Action(rank, BEFORE_ALL, "cpy", place, scratch) for place, scratch in staged.items()]
-        return copies + actions
+            if action.type == "s" and action.src is not None:
+                action.src = staged.get(action.src, action.src)
+        return [*(Action(rank, "cpy", place, scratch) for place, scratch in staged.items()), *actions]
+
+    def _sent_too_late(self, action: Action, overwritten: Mapping[Place, float]) -> bool:
+        if action.type != "s" or action.src is None or action.src.buffer != "i":
+            return False
+        return overwritten.get(self.layout.aliased(action.src, action.rank), inf) <= action.arrival_us
 
 
 def merge_copies(actions: Iterable[Action], most: int) -> list[tuple[Action, int, list[Action]]]:

@@ -63,6 +63,22 @@ def assign_channels(widths: Mapping[Connection, int], target: Target) -> Channel
     return ChannelPlan(of)
 
 
-def connections(transfers: Iterable[Connection]) -> dict[Connection, int]:
-    """Every connection once, one channel wide."""
-    return dict.fromkeys(transfers, 1)
+def widths_in_flight(transfers: Iterable[tuple[Connection, float, float]], credits: int) -> dict[Connection, int]:
+    """Channels that each connection needs to have as many transfers in flight as the schedule has.
+
+    `transfers` are (connection, start, arrival); a channel has `credits` of them in flight before its sender blocks.
+    """
+    times: dict[Connection, list[tuple[float, float]]] = defaultdict(list)
+    for connection, start, arrival in transfers:
+        times[connection].append((start, arrival))
+    return {connection: -(-_most_at_once(spans) // credits) for connection, spans in times.items()}
+
+
+def _most_at_once(spans: list[tuple[float, float]]) -> int:
+    ends = sorted(end for _, end in spans)
+    finished = most = 0
+    for begun, (start, _) in enumerate(sorted(spans), start=1):
+        while finished < begun - 1 and ends[finished] <= start:
+            finished += 1
+        most = max(most, begun - finished)
+    return most

@@ -48,27 +48,22 @@ def reduce_waits(actions: Sequence[Action], threadblock_of: Mapping[Action, int]
     `actions` are in time order; a threadblock runs its own in that order. Order through another rank does not
     count: no runtime promises it. O(actions · threadblocks).
     """
-    index: dict[Action, int] = {}
-    done: dict[Action, dict[int, int]] = {}  # action → what is over when it is, as the last action of each tb
+    moment = {action: i for i, action in enumerate(actions)}
+    index: dict[Action, int] = {}  # the action's place in its threadblock
+    done: dict[Action, dict[int, int]] = {}  # action → what is over when it is: the last action of each threadblock
     last: dict[int, Action] = {}
     for action in actions:
         tb = threadblock_of[action]
         index[action] = index[last[tb]] + 1 if tb in last else 0
         clock = dict(done[last[tb]]) if tb in last else {}
         needed = []
-        for earlier in sorted(action.after, key=lambda a: actions_key(a, index), reverse=True):
-            home = threadblock_of[earlier]
-            if clock.get(home, -1) >= index[earlier]:
+        for earlier in sorted(action.after, key=moment.__getitem__, reverse=True):  # the latest covers most
+            if clock.get(threadblock_of[earlier], -1) >= index[earlier]:
                 continue
             needed.append(earlier)
-            for other, position in done[earlier].items():
-                clock[other] = max(clock.get(other, -1), position)
+            for other, place in done[earlier].items():
+                clock[other] = max(clock.get(other, -1), place)
         clock[tb] = index[action]
         action.after = needed
         done[action] = clock
         last[tb] = action
-
-
-def actions_key(action: Action, index: Mapping[Action, int]) -> tuple[float, int]:
-    """Latest first covers most: an action's clock includes those of all it waited for."""
-    return (action.time_us, index[action])

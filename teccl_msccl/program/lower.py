@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
-from .actions import BEFORE_ALL, Action, RankPlan, merge_copies, plan_actions
-from .channels import ChannelPlan, Connection, assign_channels, connections
+from .actions import Action, RankPlan, merge_copies, plan_actions
+from .channels import ChannelPlan, Connection, assign_channels, widths_in_flight
 from .dependencies import order_hazards, reduce_waits
 from .placement import MODES, Layout, Place
 from .program import PROTOCOLS, Gpu, Program, Step, Threadblock
-from .targets import MAX_COUNT, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target, target_named
+from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target, target_named
 
 #: Every chunk should be at least one LL line pair: smaller ones have gone wrong in runtimes.
 MIN_CHUNK_BYTES = 16
@@ -32,8 +32,8 @@ def lower(
     """Lower `schedule` to a Program for `target`.
 
     `mode` is "both", "inplace" or "outofplace"; `protocol` one of Simple, LL and LL128. Sends and receives get
-    threadblocks of their own, so that no send ever waits for a receive that it does not need: with every wait
-    pointing back in the schedule's time, the program cannot deadlock with any number of credits.
+    threadblocks of their own, and every wait of a transfer, for data, for a place or for the transfer before it, is
+    for one that arrives earlier in the schedule: so the program cannot deadlock with any number of credits.
     Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
     """
     limits = target_named(target)
@@ -47,7 +47,7 @@ def lower(
     layout = Layout(demand)
     for plan in plans:
         order_hazards(plan.actions, layout, modes)
-    gpus, channels = _fit(plans, layout, limits)
+    gpus, channels = _fit(plans, layout, limits, CREDITS[protocol])
     return Program(
         name=name or f"teccl_{demand.collective}_{schedule.topology.nranks}",
         collective=demand.collective,
@@ -71,9 +71,12 @@ def _modes(mode: str, target: Target) -> frozenset[str]:
     return frozenset({mode})
 
 
-def _fit(plans: Sequence[RankPlan], layout: Layout, target: Target) -> tuple[tuple[Gpu, ...], ChannelPlan]:
-    """Widen the connections whose threadblocks have too many steps until the target takes all of them."""
-    widths = connections(a.connection for plan in plans for a in plan.actions if a.connection is not None)
+def _fit(
+    plans: Sequence[RankPlan], layout: Layout, target: Target, credits: int
+) -> tuple[tuple[Gpu, ...], ChannelPlan]:
+    """Widen connections until the schedule's transfers fit in flight and the target takes every threadblock."""
+    sends = [action for plan in plans for action in plan.actions if action.type == "s"]
+    widths = widths_in_flight(((a.connection, a.start_us, a.arrival_us) for a in sends if a.connection), credits)
     while True:
         channels = assign_channels(widths, target)
         built = [_build_rank(rank, plan, channels, target) for rank, plan in enumerate(plans)]
@@ -124,8 +127,8 @@ def _build_rank(rank: int, plan: RankPlan, channels: ChannelPlan, target: Target
 
 def _with_merged_copies(actions: Sequence[Action]) -> tuple[list[Action], dict[Action, int]]:
     """Neighbouring initial copies become one; waits on a member become waits on the whole."""
-    first = [action for action in actions if action.time_us == BEFORE_ALL]
-    rest = [action for action in actions if action.time_us != BEFORE_ALL]
+    first = [action for action in actions if action.connection is None]
+    rest = [action for action in actions if action.connection is not None]
     sizes: dict[Action, int] = {}
     leader: dict[Action, Action] = {}
     for action, count, members in merge_copies(first, MAX_COUNT):

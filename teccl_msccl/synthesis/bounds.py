@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from heapq import heapify, heapreplace
 from math import inf, lcm
 
 import networkx as nx
@@ -12,6 +13,7 @@ from networkx.algorithms.flow import preflow_push
 
 from ..collective.demand import Chunk, Demand
 from ..topology.model import Topology
+from ..topology.paths import Path, direct_paths
 
 _SOURCE = "source"
 
@@ -154,6 +156,60 @@ def _filling_time(nbytes: float, links: list[tuple[float, float]]) -> float:
         time = (nbytes / 1e3 + started) / bandwidth
         if i + 1 == len(ordered) or time <= ordered[i + 1][1]:
             break
+    return time
+
+
+def whole_chunks_us(topology: Topology, demand: Demand) -> float:
+    """A lower bound for schedules that move the chunks of `demand` whole, store and forward.
+
+    The larger of the time to bring the farthest chunk over, paying β at every GPU on the way, and, per GPU, the time
+    at which its in-links have delivered as many whole chunks as it needs, or its out-links taken what it must give.
+    """
+    reach = _store_and_forward(topology, max((chunk.bytes for chunk in demand.chunks), default=0.0))
+    farthest = max(
+        (reach.get((o, w), 0.0) for c in demand.chunks for o in c.origin for w in c.want if o != w), default=0.0
+    )
+    return max([farthest, *(_ports_us(topology, demand, rank) for rank in range(topology.nranks))])
+
+
+def _store_and_forward(topology: Topology, nbytes: float) -> dict[tuple[int, int], float]:
+    """Least time to bring `nbytes` from rank to rank over direct paths."""
+    graph = nx.DiGraph()
+    for path in direct_paths(topology):
+        hop = path.alpha_us + nbytes / (path.bandwidth_GBps * 1e3)
+        known = graph.get_edge_data(path.src_rank, path.dst_rank, {"hop": inf})["hop"]
+        graph.add_edge(path.src_rank, path.dst_rank, hop=min(hop, known))
+    lengths = nx.all_pairs_dijkstra_path_length(graph, weight="hop")
+    return {(source, target): time for source, row in lengths for target, time in row.items()}
+
+
+def _ports_us(topology: Topology, demand: Demand, rank: int) -> float:
+    """When the links into (out of) GPU `rank` can have carried every whole chunk that must come in (go out)."""
+    alone = frozenset({rank})
+    others = frozenset(range(topology.nranks)) - alone
+    into = [path for path in direct_paths(topology) if path.dst_rank == rank]
+    out_of = [path for path in direct_paths(topology) if path.src_rank == rank]
+    return max(
+        _whole_filling_time(topology, into, -1, [c.bytes for c in demand.chunks if _must_enter(c, alone)]),
+        _whole_filling_time(topology, out_of, 0, [c.bytes for c in demand.chunks if _must_enter(c, others)]),
+    )
+
+
+def _whole_filling_time(topology: Topology, paths: list[Path], end: int, sizes: list[float]) -> float:
+    """The least time in which the GPU's links at that `end` of the paths carry as many chunks as `sizes` has."""
+    if not sizes:
+        return 0.0
+    alpha: dict[int, float] = {}
+    for path in paths:
+        link = path.links[end]
+        alpha[link] = min(alpha.get(link, inf), path.alpha_us)
+    beta = {link: topology.link_by_id[link].beta_us(min(sizes)) for link in alpha}
+    queue = [(alpha[link] + beta[link], link) for link in alpha]
+    heapify(queue)
+    time = 0.0
+    for _ in sizes:
+        time, link = queue[0]
+        heapreplace(queue, (time + beta[link], link))
     return time
 
 

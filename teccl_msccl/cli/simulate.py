@@ -1,0 +1,89 @@
+"""`simulate`: how long a program takes on a topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import output
+from .app import app
+
+if TYPE_CHECKING:
+    from ..program.simulate import ProgramTiming
+    from ..topology.model import Topology
+
+
+@app.command()
+def simulate(
+    file: Annotated[Path, typer.Argument(help="A program: MSCCL XML, ours or anyone's.")],
+    topology: Annotated[str, typer.Option("--topology", help="A preset's name or a file (see `topo list`).")],
+    size: Annotated[str, typer.Option("--size", help="Size as in nccl-tests: 64MB, 1GiB, bytes.")],
+    hosts: Annotated[int, typer.Option("--hosts", help="That many hosts of the topology.")] = 1,
+    network: Annotated[str | None, typer.Option("--network", help="How the hosts are joined.")] = None,
+    neutral: Annotated[
+        bool, typer.Option("--neutral", help="Links as they are: without the protocol's efficiency and latency.")
+    ] = False,
+) -> None:
+    """Simulate a program under the runtimes' rules: time, bandwidth, use of links and threadblocks, critical path."""
+    from ..collective.size import format_size, parse_size
+    from ..program import xml
+    from ..program.simulate import simulate as simulate_program
+    from ..topology.model import Topology
+
+    size_bytes = parse_size(size)
+    program = xml.read(file)
+    machine = Topology.load(topology, hosts=hosts, network=network)
+    if size_bytes < program.min_bytes or 0 < program.max_bytes < size_bytes:
+        limit = format_size(program.max_bytes) if program.max_bytes else "any size"
+        output.warn(
+            f"{file}: is for {format_size(program.min_bytes)} to {limit}; "
+            f"a runtime does not choose it for {format_size(size_bytes)}"
+        )
+    timing = simulate_program(program, machine, size_bytes, neutral=neutral)
+    output.answer(
+        timing.to_json(),
+        lambda: _show(f"{file} on {machine.name}, {format_size(size_bytes)}", machine, program.protocol, timing),
+    )
+
+
+def _show(title: str, machine: Topology, protocol: str, timing: ProgramTiming, rows: int = 12) -> None:
+    from rich.table import Table
+
+    from ..collective.size import format_size
+
+    output.stdout.print(title, markup=False, soft_wrap=True)
+    output.stdout.print(
+        f"finish {timing.finish_us:.2f} µs, algbw {timing.algbw_GBps:.2f} GB/s, "
+        f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)",
+        soft_wrap=True,
+    )
+    links = Table("link", "from → to", "busy µs", "used", "data", title="Busiest links", title_justify="left")
+    for use in sorted(timing.links, key=lambda use: -use.busy_us)[:rows]:
+        link = machine.link_by_id[use.link]
+        ends = f"{_node(machine, link.src)} → {_node(machine, link.dst)}"
+        links.add_row(str(use.link), ends, f"{use.busy_us:.2f}", f"{use.utilisation:.1%}", format_size(use.bytes))
+    output.stdout.print(links)
+    threadblocks = Table("gpu", "tb", "busy µs", "used", "ends µs", title="Busiest threadblocks", title_justify="left")
+    for tb in sorted(timing.threadblocks, key=lambda tb: -tb.busy_us)[:rows]:
+        threadblocks.add_row(
+            str(tb.gpu), str(tb.tb), f"{tb.busy_us:.2f}", f"{tb.utilisation:.1%}", f"{tb.finish_us:.2f}"
+        )
+    output.stdout.print(threadblocks)
+    length = len(timing.critical_path)
+    heading = "Critical path" if length <= rows else f"Critical path, the last {rows} of its {length} steps"
+    path = Table(
+        "gpu", "tb", "step", "iteration", "start µs", "end µs", "waited for", title=heading, title_justify="left"
+    )
+    for step in timing.critical_path[-rows:]:
+        path.add_row(
+            str(step.gpu), str(step.tb), str(step.step), str(step.iteration),
+            f"{step.start_us:.2f}", f"{step.end_us:.2f}", step.why,
+        )  # fmt: skip
+    output.stdout.print(path)
+
+
+def _node(machine: Topology, id: int) -> str:
+    node = machine.node_by_id[id]
+    return node.name or (f"gpu {node.rank}" if node.kind == "gpu" else f"{node.kind} {node.id}")

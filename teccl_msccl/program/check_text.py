@@ -1,0 +1,72 @@
+"""What the runtimes' own parsers make of a file's text: they read less than XML (MSCCL XML reference §1, §2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .finding import Finding, error, warning
+from .targets import Target
+
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_COMMENT_WITH_ATTRIBUTE = re.compile(rb"<!--\s*[^\s>=]*=")
+_ALGO = re.compile(rb"<algo\b([^<>]*)>")
+_ATTRIBUTE = re.compile(rb"([\w:.-]+)\s*=\s*\"([^\"]*)\"")
+_REQUIRED = ("name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll")
+_REQUIRED_BY_SELECTION = ("minBytes", "maxBytes", "inplace", "outofplace")
+
+#: What the parsers reject, and how to mend it. Each pattern is linear in the text.
+_REJECTED = (
+    (re.compile(rb"<\?"), "has an <?xml?> declaration or another <?…?>; remove it"),
+    (re.compile(rb"(?:^|>)[ \r\n]*\t"), "is indented with tabs; use spaces"),
+    (re.compile(rb"<[^<>\r\n]*[\r\n][^<>]*>"), "has a newline inside a tag; put each tag on one line"),
+    (re.compile(rb"<(?:[^<>\"']|\"[^\"]*\")*'"), "has a value in single quotes; use double quotes"),
+    (re.compile(rb">\s*[^<\s][^<]*"), "has text between tags; remove it"),
+    (re.compile(rb"<(?:[^<>\"]*\"[^\"]*\"){17}"), "has more than 16 attributes on an element; the rest are dropped"),
+)
+
+
+def text_findings(data: bytes, target: Target) -> Iterator[Finding]:
+    """What `target`'s parser rejects in the text `data` of a file that is well-formed XML."""
+    if _COMMENT_WITH_ATTRIBUTE.search(data):
+        yield error("text", "has a comment whose first word contains '='; reword it")
+    text = _COMMENT.sub(b"", data)
+    if not text.lstrip().startswith(b"<"):
+        yield error("text", "does not begin with '<' in ASCII; save it as plain UTF-8 without a byte-order mark")
+    for pattern, complaint in _REJECTED:
+        found = pattern.search(text)
+        if found:
+            yield error("text", f"{complaint} ({_quote(found.group())})")
+    yield from _header_findings(data, target)
+
+
+def spelling(data: bytes) -> str:
+    """The collective as the file spells it; empty when it does not."""
+    return _algo_attributes(data).get("coll", "")
+
+
+def _header_findings(data: bytes, target: Target) -> Iterator[Finding]:
+    written = _algo_attributes(data)
+    for attribute in _REQUIRED:
+        if attribute not in written:
+            yield error("attribute", f"<algo> lacks {attribute}, which every loader requires")
+    for attribute in _REQUIRED_BY_SELECTION:
+        if attribute not in written:
+            if target.both_modes:  # such runtimes select among files, and one bad file fails their start
+                yield error("attribute", f"<algo> lacks {attribute}, which {target.name} requires")
+            else:
+                yield warning("attribute", f"<algo> lacks {attribute}; other runtimes require it")
+    spelled = written.get("coll", "")
+    if spelled and spelled not in target.collectives.values():
+        yield error("spelling", f"{target.name} does not know coll={spelled!r}")
+
+
+def _algo_attributes(data: bytes) -> dict[str, str]:
+    algo = _ALGO.search(_COMMENT.sub(b"", data))
+    pairs = _ATTRIBUTE.findall(algo.group(1)) if algo else []
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
+
+
+def _quote(text: bytes) -> str:
+    line = " ".join(text[:40].decode(errors="replace").split())
+    return f"at {line!r}"

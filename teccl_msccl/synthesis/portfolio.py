@@ -1,0 +1,314 @@
+"""`synthesize`: the searchers take turns at one incumbent until the time is up or the gap is closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..collective.demand import collective_named
+from ..collective.size import parse_size
+from ..errors import InputError
+from ..schedule.schedule import Schedule
+from ..topology.model import Topology
+from .bounds import Bound, lower_bounds, whole_chunks_us
+from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
+from .greedy import search_chunk_counts
+from .milp import Milp
+from .problem import Problem, Stage
+from .solver import SOLVERS, Outcome
+
+METHODS = ("auto", "greedy", "milp")
+
+#: A schedule with fewer chunks is preferred to one that is faster by less than this.
+INDIFFERENCE = 2e-3
+#: The gap below which a schedule is optimal.
+CLOSED = 1e-6
+#: Work per round of the greedy search over chunk counts, in about microseconds of one core.
+EFFORT = 1.0e6
+#: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
+#: seconds for each and for all.
+AUTO_GAP = 5e-3
+AUTO_COLUMNS = 8_000
+AUTO_MODEL_S = 4.0
+AUTO_MILP_S = 12.0
+#: Send variables beyond which a model would not fit in memory.
+MAX_COLUMNS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a synthesis stands; the incumbent is None before the first schedule."""
+
+    phase: str
+    incumbent_us: float | None
+    bound_us: float
+    seconds_left: float
+
+    @property
+    def gap(self) -> float | None:
+        """incumbent / bound − 1."""
+        return None if self.incumbent_us is None else _gap(self.incumbent_us, self.bound_us)
+
+
+@dataclass(frozen=True)
+class MilpReport:
+    """One MILP solve: the chunk count and grid it was for, how it ended, and the finish before and after."""
+
+    nchunks: int
+    grid: str
+    epochs: int | None
+    epochs_bound: int
+    outcome: Outcome
+    start_us: float
+    finish_us: float | None
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """A schedule with its certificate and how it was found."""
+
+    schedule: Schedule
+    method: str
+    solver: str | None
+    bounds: tuple[Bound, ...]
+    seconds: float
+    milp: tuple[MilpReport, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def bound_us(self) -> float:
+        """The best lower bound on any schedule's finish."""
+        return self.bounds[0].bound_us
+
+    @property
+    def gap(self) -> float:
+        """finish / bound − 1: no schedule is faster by more than this."""
+        return _gap(self.schedule.finish_us, self.bound_us)
+
+
+def synthesize(
+    topology: Topology,
+    collective: str,
+    size: str | float,
+    *,
+    root: int = 0,
+    nchunks: int | None = None,
+    method: str = "auto",
+    solver: str = "cbc",
+    time_limit: float = 60.0,
+    start: Schedule | None = None,
+    seed: int = 0,
+    jobs: int = 2,
+) -> Schedule:
+    """The best schedule found for `collective` of `size` ("64MB" or bytes, as nccl-tests count) on `topology`.
+
+    `nchunks` chunks per rank (None: chosen), `method` "auto", "greedy" or "milp", `solver` "cbc" or "highs",
+    `time_limit` in seconds (0: the first greedy schedule), `start` a schedule to improve on. The schedule is
+    validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
+    """
+    return run(
+        topology, collective, size, root=root, nchunks=nchunks, method=method, solver=solver, time_limit=time_limit,
+        start=start, seed=seed, jobs=jobs,
+    ).schedule  # fmt: skip
+
+
+def run(
+    topology: Topology,
+    collective: str,
+    size: str | float,
+    *,
+    root: int = 0,
+    nchunks: int | None = None,
+    method: str = "auto",
+    solver: str = "cbc",
+    time_limit: float = 60.0,
+    start: Schedule | None = None,
+    seed: int = 0,
+    jobs: int = 2,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Synthesis:
+    """`synthesize`, with everything there is to say about it. Interrupted (Ctrl-C), it returns the best so far."""
+    if method not in METHODS:
+        raise InputError(f"unknown method {method!r}; use {', '.join(METHODS)}")
+    if solver not in SOLVERS:
+        raise InputError(f"unknown solver {solver!r}; use {', '.join(SOLVERS)}")
+    if not 0 <= root < topology.nranks:
+        raise InputError(f"root {root} is not a rank of {topology.name}; use 0..{topology.nranks - 1}")
+    if topology.nranks < 2:
+        raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
+    problem = Problem(topology, collective_named(collective), parse_size(size), root)
+    search = _Search(problem, time_limit, jobs, seed, solver, report)
+    if start is not None:
+        search.offer_start(start)
+    interrupted = False
+    try:
+        search.greedy((nchunks,) if nchunks is not None else problem.chunk_counts())
+        if method != "greedy":
+            search.milp(thorough=method == "milp")
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        interrupted = True
+    return search.result(interrupted)
+
+
+class _Search:
+    """The incumbent, stage by stage and chunk count by chunk count."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        jobs: int,
+        seed: int,
+        solver: str,
+        report: Callable[[Progress], None],
+    ) -> None:
+        self.problem = problem
+        self.began = time.monotonic()
+        self.deadline = self.began + time_limit
+        self.jobs = jobs
+        self.seed = seed
+        self.solver = solver
+        self.report = report
+        self.phase = "bounds"
+        self.stages = problem.stages
+        self.bounds = lower_bounds(problem.topology, problem.demand(1))
+        self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
+        self.whole: dict[int, tuple[str, Schedule]] = {}  # chunk count → (method, best)
+        self.reports: list[MilpReport] = []
+
+    # -- the incumbent ---------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Schedule | None:
+        """The incumbent, whatever its chunk count."""
+        return min((schedule for _, schedule in self.whole.values()), key=lambda s: s.finish_us, default=None)
+
+    def offer(self, stage: int, part: Schedule) -> None:
+        """A better schedule for one stage: see what it makes of the whole."""
+        c = part.demand.nchunks
+        known = self.parts[stage].get(c)
+        if known is None or part.finish_us < known.finish_us:
+            self.parts[stage][c] = part
+        if all(c in parts for parts in self.parts):
+            self._consider(c, self.problem.assemble([parts[c] for parts in self.parts]))
+        self.tell()
+
+    def offer_start(self, start: Schedule) -> None:
+        """The user's schedule becomes the incumbent if it meets this problem's demand."""
+        demand, topology = start.demand, self.problem.topology
+        if start.topology != topology or demand.collective != self.problem.collective:
+            raise InputError("the start schedule is for another topology or collective; start from one made for these")
+        if abs(demand.size_bytes - self.problem.size_bytes) > 1e-6 * self.problem.size_bytes:
+            raise InputError(f"the start schedule is for {demand.size_bytes:g} bytes; use its size")
+        start.validate()
+        self.phase = "start"
+        self._consider(demand.nchunks, start.retimed())
+
+    def _consider(self, c: int, schedule: Schedule) -> None:
+        if c not in self.whole or schedule.finish_us < self.whole[c][1].finish_us:
+            self.whole[c] = (self.phase, schedule)
+
+    def result(self, interrupted: bool) -> Synthesis:
+        """The incumbent with the fewest chunks among those that are as good as the best, proved."""
+        best = self.best
+        assert best is not None, "the greedy search always leaves a schedule"
+        good = [c for c, (_, s) in self.whole.items() if s.finish_us <= best.finish_us * (1 + INDIFFERENCE)]
+        method, schedule = self.whole[min(good)]
+        schedule.validate()
+        return Synthesis(
+            schedule=schedule,
+            method=method,
+            solver=self.solver if self.reports else None,
+            bounds=self.bounds,
+            seconds=time.monotonic() - self.began,
+            milp=tuple(self.reports),
+            interrupted=interrupted,
+        )
+
+    # -- when to stop ----------------------------------------------------------------------------------
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def closed(self, gap: float = CLOSED) -> bool:
+        """Whether no schedule can be better by more than `gap`."""
+        best = self.best
+        return best is not None and _gap(best.finish_us, self.bounds[0].bound_us) <= gap
+
+    def tell(self) -> None:
+        """Report the incumbent."""
+        best = self.best
+        self.report(
+            Progress(self.phase, None if best is None else best.finish_us, self.bounds[0].bound_us, self.seconds_left)
+        )
+
+    # -- the searchers ---------------------------------------------------------------------------------
+
+    def greedy(self, counts: tuple[int, ...]) -> None:
+        """Every stage over the chunk counts; at least one schedule whatever the time limit."""
+        self.phase = "greedy"
+        self.tell()
+        for i, stage in enumerate(self.stages):
+            finish_by = time.monotonic() + self.seconds_left / (len(self.stages) - i)
+
+            def enough(i: int = i, finish_by: float = finish_by) -> bool:
+                return bool(self.parts[i]) and (self.closed() or time.monotonic() >= finish_by)
+
+            search_chunk_counts(
+                stage.topology,
+                [stage.demand(c) for c in counts],
+                seed=self.seed,
+                jobs=self.jobs,
+                effort=EFFORT / len(counts),
+                improved=lambda part, i=i: self.offer(i, part),  # type: ignore[misc]
+                done=enough,
+            )
+
+    def milp(self, *, thorough: bool) -> None:
+        """Improve each stage's schedules by the exact model, smallest models first."""
+        self.phase = "milp"
+        deadline = self.deadline if thorough else min(self.deadline, time.monotonic() + AUTO_MILP_S)
+        for i, model, name in self._models(MAX_COLUMNS if thorough else AUTO_COLUMNS):
+            left = deadline - time.monotonic()
+            if left <= 0 or self.closed(CLOSED if thorough else AUTO_GAP):
+                return
+            self.tell()
+            seconds = left if thorough else min(AUTO_MODEL_S, left)
+            result = model.improve(seconds=seconds, threads=self.jobs, seed=self.seed)
+            finish = None if result.schedule is None else result.schedule.finish_us
+            c, before = model.start.demand.nchunks, model.start.finish_us
+            self.reports.append(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
+            if result.schedule is not None and result.schedule.finish_us < before:
+                self.offer(i, result.schedule)
+
+    def _models(self, most: int) -> list[tuple[int, Milp, str]]:
+        """The models with at most `most` columns that may improve on the best of their stage, smallest first."""
+        models = []
+        for i, stage in enumerate(self.stages):
+            best_us = min(part.finish_us for part in self.parts[i].values())
+            for part in self.parts[i].values():
+                floor_us = whole_chunks_us(stage.topology, part.demand)
+                if floor_us >= best_us * (1 - INDIFFERENCE):
+                    continue
+                for name, tau in _grids(stage, part):
+                    model = Milp(EpochGrid(stage.topology, part.demand, tau), part, floor_us, self.solver)
+                    columns = model.columns(most + 1)
+                    if model.horizon > model.first_late and columns <= most:
+                        models.append((columns, i, model, name))
+        return [(i, model, name) for _, i, model, name in sorted(models, key=lambda entry: entry[0])]
+
+
+def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
+    """Fine epochs and, where they differ, coarse ones."""
+    fine, coarse = fine_epoch_us(stage.topology, part.demand), coarse_epoch_us(stage.topology, part.demand)
+    yield "fine", fine
+    if coarse > 1.01 * fine:
+        yield "coarse", coarse
+
+
+def _gap(finish_us: float, bound_us: float) -> float:
+    return finish_us / bound_us - 1 if bound_us > 0 else 0.0

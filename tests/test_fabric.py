@@ -1,0 +1,185 @@
+"""Fabric: hosts joined into clusters."""
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+
+from teccl_msccl.errors import InputError
+from teccl_msccl.topology.builder import Builder
+from teccl_msccl.topology.catalog import load
+from teccl_msccl.topology.fabric import compose, join
+from teccl_msccl.topology.model import Topology
+
+
+def between_hosts(topology):
+    """(src, dst, GB/s, α) of the links that are not inside a host."""
+    host = {node.id: node.host for node in topology.nodes}
+    return sorted(
+        (link.src, link.dst, link.bandwidth_GBps, link.alpha_us)
+        for link in topology.links
+        if host[link.src] != host[link.dst]
+    )
+
+
+def host_with(nics, **extra):
+    """Two GPUs on a PCIe switch with NICs."""
+    builder = Builder()
+    gpus = [builder.gpu(f"GPU{i}") for i in range(2)]
+    switch = builder.node("switch", "PCIe switch")
+    for gpu in gpus:
+        builder.wire(gpu, switch, 24.0, 0.5, "pcie")
+    for i in range(nics):
+        builder.wire(builder.node("nic", f"NIC{i}", extra), switch, 24.0, 0.0, "pcie")
+    return builder.topology("box")
+
+
+def test_ranks_are_host_major_and_ids_are_ranks():
+    cluster = compose(load("dgx-a100").topology, 3)
+    assert cluster.gpus == tuple(range(24))
+    assert [cluster.node_by_id[gpu].host for gpu in cluster.gpus] == [rank // 8 for rank in range(24)]
+    assert [cluster.node_by_id[gpu].name for gpu in cluster.gpus[8:10]] == ["GPU0", "GPU1"]
+    assert cluster.hosts == (0, 1, 2)
+    assert len({link.id for link in cluster.links}) == len(cluster.links)
+
+
+def test_a_rail_joins_the_same_nic_of_every_host():
+    cluster = compose(load("dgx-h100").topology, 4, "rail")
+    rails = [node for node in cluster.nodes if node.name.startswith("rail")]
+    assert len(rails) == 8
+    for rail in rails:
+        nics = [cluster.node_by_id[link.dst] for link in cluster.links if link.src == rail.id]
+        assert [nic.host for nic in nics] == [0, 1, 2, 3]
+        assert {nic.name for nic in nics} == {f"NIC{rail.name[4:]}"}
+    assert {(GBps, alpha_us) for _, _, GBps, alpha_us in between_hosts(cluster)} == {(48.0, 1.35)}
+
+
+def test_single_switch_joins_all_nics():
+    cluster = compose(load("dgx-a100").topology, 2, "single-switch")
+    switches = [node for node in cluster.nodes if node.host < 0]
+    assert len(switches) == 1
+    assert Counter(src for src, *_ in between_hosts(cluster))[switches[0].id] == 16
+
+
+@pytest.mark.parametrize(("nics", "switches"), [(1, 1), (3, 3)])
+def test_the_default_is_rails_for_several_nics_and_one_switch_for_one(nics, switches):
+    cluster = compose(host_with(nics), 2)
+    assert sum(node.host < 0 for node in cluster.nodes) == switches
+    assert (compose(host_with(nics), 2, "rail") == cluster) == (nics > 1)
+
+
+def test_crossing_the_network_costs_its_latency_once():
+    cluster = compose(host_with(1), 2)
+    graph = nx.DiGraph((link.src, link.dst, {"alpha": link.alpha_us}) for link in cluster.links)
+    nics = [node.id for node in cluster.nodes if node.kind == "nic"]
+    assert nx.shortest_path_length(graph, *nics, weight="alpha") == pytest.approx(2.7)
+
+
+def test_a_nic_has_its_line_rate_on_the_network():
+    assert {GBps for _, _, GBps, _ in between_hosts(compose(host_with(1, line_rate_GBps=12.5), 2))} == {12.5}
+    assert {GBps for _, _, GBps, _ in between_hosts(compose(host_with(1), 2))} == {24.0}
+    with pytest.raises(InputError, match="line_rate_GBps"):
+        compose(host_with(1, line_rate_GBps="fast"), 2)
+
+
+def test_nics_far_from_every_gpu_take_no_part():
+    builder = Builder()
+    gpu, near, far = builder.gpu("GPU0"), builder.node("nic", "NIC0"), builder.node("nic", "NIC1")
+    cpu = builder.node("cpu", "CPU0")
+    builder.wire(gpu, near, 24.0, 0.5)
+    builder.wire(gpu, cpu, 24.0, 0.5)
+    builder.wire(far, cpu, 24.0, 0.0)
+    cluster = compose(builder.topology("box"), 2)
+    names = {cluster.node_by_id[src].name for src, *_ in between_hosts(cluster)}
+    assert names == {"NIC0", "network"}
+
+
+def test_ndv2_of_te_ccl_brings_its_own_network():
+    two = load("teccl-ndv2", hosts=2).topology
+    assert between_hosts(two) == [(0, 9, 12.5, 1.3), (8, 1, 12.5, 1.3)]
+    four = load("teccl-ndv2", hosts=4).topology
+    up = [(8 * host, 32, 12.5, 1.3) for host in range(4)]
+    down = [(32, 8 * host + 1, 12.5, 1.3) for host in range(4)]
+    assert between_hosts(four) == sorted(up + down)
+    assert "network" not in four.extra
+
+
+def test_dgx2_of_te_ccl_joins_odd_gpus_to_even_ones():
+    cluster = load("teccl-dgx2", hosts=2).topology
+    there = [(i, 16 + i - 1, 12.5, 2.6) for i in range(1, 16, 2)]
+    back = [(16 + i, i - 1, 12.5, 2.6) for i in range(1, 16, 2)]
+    assert between_hosts(cluster) == sorted(there + back)
+    with pytest.raises(InputError, match="at most 2"):
+        load("teccl-dgx2", hosts=3)
+
+
+def test_different_hosts_meet_on_the_rails_they_have():
+    cluster = join([load("dgx-a100").topology, load("p4d").topology])
+    assert cluster.nranks == 16
+    members = Counter(src for src, *_ in between_hosts(cluster) if cluster.node_by_id[src].host < 0)
+    assert sorted(members.values()) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert cluster.threadblock_GBps == 24.0
+
+
+def test_one_host_is_left_as_it_is():
+    host = load("dgx1").topology
+    assert compose(host, 1) is host
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "network", "said"),
+    [
+        ("dgx1", 0, None, "at least 1"),
+        ("dgx1", -3, None, "at least 1"),
+        ("dgx1", 10**6, None, "at most"),
+        ("dgx1", 2, "torus", "rail or single-switch"),
+        ("dgx1", 1, "torus", "rail or single-switch"),
+        ("star-4", 2, None, "no NIC"),
+        ("teccl-ndv2", 2, "rail", "no NIC"),
+        ("teccl-dgx1", 2, None, "no NIC"),
+    ],
+)
+def test_what_cannot_be_composed(name, hosts, network, said):
+    with pytest.raises(InputError) as refusal:
+        compose(load(name).topology, hosts, network)
+    assert said in str(refusal.value)
+
+
+def test_a_cluster_is_not_composed_again():
+    with pytest.raises(InputError, match="already 2 hosts"):
+        compose(load("dgx1x2").topology, 2)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        5,
+        [3],
+        [{}],
+        [{"most_hosts": "2", "links": []}],
+        [{"links": [{"src": 0, "dst": 99, "bandwidth_GBps": 1, "alpha_us": 0}]}],
+        [{"links": [{"src": 0, "dst": 1, "alpha_us": 0}]}],
+        [{"links": [7]}],
+        [{"switch": "IB", "up": [{"rank": 0, "bandwidth_GBps": 1, "alpha_us": 0}]}],
+        [{"links": []}],  # joins nothing
+    ],
+)
+def test_bad_wirings_are_refused(network):
+    host = replace(load("ring-4").topology, extra={"network": network})
+    with pytest.raises(InputError):
+        compose(host, 2)
+
+
+def test_a_thousand_gpus_compose_quickly():
+    start = time.perf_counter()
+    cluster = load("dgx-h100", hosts=128).topology
+    assert cluster.nranks == 1024
+    assert time.perf_counter() - start < 2.0
+
+
+def test_a_composed_cluster_survives_json(tmp_path):
+    cluster = load("ndv2x2").topology
+    cluster.write(tmp_path / "cluster.json")
+    assert Topology.read(tmp_path / "cluster.json") == cluster
