@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+import teccl_msccl
+
+#: Every rank imports the package that this process has.
+PACKAGES = Path(teccl_msccl.__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Launcher:
         for position, (nranks, arguments) in enumerate(parts):
             words += [":"] * (position > 0) + ["-np", str(nranks), sys.executable, *map(str, arguments)]
         environment = dict(os.environ) | dict(self.environment)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environment.get("PYTHONPATH"))))
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
