@@ -16,6 +16,12 @@ import teccl_msccl
 
 #: Every rank imports the package that this process has.
 PACKAGES = Path(teccl_msccl.__file__).parents[1]
+PROBE = """
+from teccl_msccl.runtime.launch import join, launched
+join(launched())
+from mpi4py import MPI
+print(MPI.COMM_WORLD.Get_size())
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def mpirun(request: pytest.FixtureRequest) -> Launcher:
     launcher = request.param()
     if isinstance(launcher, str):
         pytest.skip(launcher)
-    probe = launcher.start((2, ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size())"]), timeout=30)
-    if "cannot load MPI library" in probe.stderr:
-        pytest.skip(f"mpi4py finds no library of {launcher.name}")
+    probe = launcher.start((2, ["-c", PROBE]), timeout=60)
+    if probe.stdout.split() != ["2", "2"]:
+        pytest.skip(f"mpi4py cannot use {launcher.name}: {(probe.stderr.strip() or probe.stdout).splitlines()[-1:]}")
     return launcher
