@@ -47,8 +47,10 @@ SizeClass size_class(const Network& network, double bytes) {
 
 class Greedy {
  public:
-  Greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed, double noise)
-      : network_(network), chunks_(chunks), seed_(seed), noise_(noise), ranks_(static_cast<Index>(network.ranks)) {
+  Greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed, double noise,
+         double deadline_us)
+      : network_(network), chunks_(chunks), seed_(seed), noise_(noise), deadline_(deadline_us),
+        ranks_(static_cast<Index>(network.ranks)) {
     for (const auto& chunk : chunks)
       if (!sizes_.count(chunk.bytes)) sizes_.emplace(chunk.bytes, size_class(network, chunk.bytes));
     for (const auto& chunk : chunks) size_of_.push_back(&sizes_.at(chunk.bytes));
@@ -72,7 +74,12 @@ class Greedy {
     double now = 0;
     while (true) {
       start_what_can(now, ready);
-      if (wakeups_.empty()) break;
+      if (wakeups_.empty()) {
+        if (deadline_ == kNever) break;
+        deadline_ = kNever;  // what could not be in time comes late
+        ready.assign(ready.size(), true);
+        continue;
+      }
       now = wakeups_.top().time;
       while (!wakeups_.empty() && wakeups_.top().time <= now) wake(ready);
     }
@@ -143,6 +150,7 @@ class Greedy {
   bool best_option(Index p, double now, Option& best) const {
     best = {0, p, 0};
     for (Index c : held_[static_cast<Index>(network_.paths[p].src)]) {
+      if (now + size_of_[c]->timing[p].arrival > deadline_) continue;
       const double s = score(p, c);
       if (s > best.score && links_free(p, size_of_[c]->timing[p], now)) best = {s, p, c};
     }
@@ -205,6 +213,7 @@ class Greedy {
   const std::vector<DemandedChunk>& chunks_;
   const std::uint64_t seed_;
   const double noise_;
+  double deadline_;
   const Index ranks_;
   std::map<double, SizeClass> sizes_;
   std::vector<const SizeClass*> size_of_;          // per chunk
@@ -239,8 +248,8 @@ std::vector<ChunkSend> useful(const Network& network, const std::vector<Demanded
 }  // namespace
 
 std::vector<ChunkSend> greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed,
-                              double noise) {
-  auto sends = useful(network, chunks, Greedy(network, chunks, seed, noise).run());
+                              double noise, double deadline_us) {
+  auto sends = useful(network, chunks, Greedy(network, chunks, seed, noise, deadline_us).run());
   retime(network, chunks, sends);
   return sends;
 }

@@ -261,6 +261,7 @@ class _Search:
             search_chunk_counts(
                 stage.topology,
                 [stage.demand(c) for c in counts],
+                floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
                 seed=self.seed,
                 jobs=self.jobs,
                 effort=EFFORT / len(counts),
