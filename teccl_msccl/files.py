@@ -42,6 +42,8 @@ def parse_json(data: bytes, path: str | Path, what: str) -> Any:
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text, so not {what}") from None
+    except ValueError:  # Python converts no integer of more than 4300 digits
+        raise InputError(f"{path}: has a number of absurd length; mend {what}") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply to be {what}") from None
 
