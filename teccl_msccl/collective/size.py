@@ -25,7 +25,9 @@ def parse_size(text: str | float, *, one_letter: bool = False) -> float:
         try:
             return _usable(float(text), str(text))
         except (TypeError, OverflowError):
-            raise InputError(f"size must be a finite number of bytes or a text such as 64MB, not {text!r:.40}") from None
+            raise InputError(
+                f"size must be a finite number of bytes or a text such as 64MB, not {text!r:.40}"
+            ) from None
     match = _SIZE.fullmatch(text)
     units = _UNITS | _ONE_LETTER if one_letter else _UNITS
     if match is None or match.group(2).lower() not in units:
