@@ -26,6 +26,8 @@ METHODS = ("auto", "greedy", "milp")
 INDIFFERENCE = 2e-3
 #: The gap below which a schedule is optimal.
 CLOSED = 1e-6
+#: Gaps smaller than this come from adding doubles.
+ROUNDING = 1e-12
 #: Work per round of the greedy search over chunk counts, in about microseconds of one core.
 EFFORT = 1.0e6
 #: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
@@ -333,4 +335,5 @@ def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
 
 
 def _gap(finish_us: float, bound_us: float) -> float:
-    return finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    gap = finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    return 0.0 if abs(gap) < ROUNDING else gap
