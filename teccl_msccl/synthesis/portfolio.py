@@ -316,8 +316,10 @@ class _Search:
         for i, stage in enumerate(self.stages):
             best_us = min(part.finish_us for part in self.parts[i].values())
             for part in self.parts[i].values():
-                floor_us = whole_chunks_us(stage.topology, part.demand)
-                if floor_us >= best_us * (1 - INDIFFERENCE):
+                choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
+                if choices > most or self.seconds_left <= 0:
+                    continue
+                if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                     continue
                 for name, tau in _grids(stage, part):
                     model = Milp(EpochGrid(stage.topology, part.demand, tau), part, self.solver)
