@@ -11,7 +11,7 @@ from math import ceil
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan, merge_copies, plan_actions
-from .channels import ChannelPlan, Connection, Transfer, assign_channels, widths_for
+from .channels import ChannelPlan, Connection, Transfer, assign_channels, narrowed, widths_for
 from .dependencies import order_hazards, reduce_waits
 from .placement import MODES, Layout, Place
 from .program import PROTOCOLS, Gpu, Program, Step, Threadblock
@@ -28,6 +28,8 @@ AUTO_PROTOCOLS = ("Simple", "LL")
 SPREADS = (2, 4, 8)
 WORTHWHILE = 0.02
 MOST_SENDS_TO_TUNE = 20_000
+#: All of a rank's threadblocks must run at once; the smallest GPU that runtimes serve has this many SMs (V100).
+MOST_RESIDENT_THREADBLOCKS = 80
 #: Local copies that others wait for may take this share of the schedule's time.
 COPYING_SHARE = 0.2
 MOST_COPYING_THREADBLOCKS = 8
@@ -135,8 +137,9 @@ def _fit(
         if action.type == "s" and action.connection is not None
     ]
     widths = widths_for(transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
-    widths = {connection: width * spread for connection, width in widths.items()}
     copiers = _copiers(schedule, plans)
+    most = MOST_RESIDENT_THREADBLOCKS - copiers
+    widths = narrowed({connection: width * spread for connection, width in widths.items()}, most)
     while True:
         channels = assign_channels(widths, target)
         built = [_build_rank(plan, channels, copiers, target) for rank, plan in enumerate(plans)]
