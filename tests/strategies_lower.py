@@ -1,0 +1,69 @@
+"""Strategies for lowering: small machines, and schedules on them that nobody would choose but that are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import strategies as st
+
+from teccl_msccl.collective.demand import COLLECTIVES, REDUCING, Demand
+from teccl_msccl.schedule.schedule import Schedule, Send
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.topology.model import Link, Node, Topology
+from teccl_msccl.topology.paths import direct_paths
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """2–6 GPUs and up to 2 switches: a ring through all of them, and any further links, parallel ones too."""
+    gpus, switches = draw(st.integers(2, 6)), draw(st.integers(0, 2))
+    nodes = [Node(i, "gpu", rank=i) for i in range(gpus)] + [Node(gpus + i, "switch") for i in range(switches)]
+    ring = draw(st.permutations(range(len(nodes))))
+    joined = [(node, following) for node, following in zip(ring, [*ring[1:], ring[0]], strict=True)]
+    node_ids = st.integers(0, len(nodes) - 1)
+    joined += draw(st.lists(st.tuples(node_ids, node_ids).filter(lambda pair: pair[0] != pair[1]), max_size=10))
+    figures = st.tuples(st.sampled_from([5.0, 25.0, 50.0]), st.sampled_from([0.0, 0.5, 2.0]))
+    links = tuple(Link(i, *pair, *draw(figures)) for i, pair in enumerate(joined))
+    return Topology("drawn", tuple(nodes), links, threadblock_GBps=draw(st.sampled_from([None, 4.0, 20.0])))
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn, collectives: tuple[str, ...] = tuple(COLLECTIVES), sizes: tuple[float, ...] = (1.0, 1e3, 1e6, 1e9)
+) -> Problem:
+    """A collective of some size on any machine."""
+    topology = draw(topologies())
+    size = draw(st.sampled_from(sizes))
+    return Problem(topology, draw(st.sampled_from(collectives)), size, draw(st.integers(0, topology.nranks - 1)))
+
+
+@st.composite
+def wild_schedules(draw: st.DrawFn) -> Schedule:
+    """Chunks wander at random until they are where they are wanted, past GPUs that do not want them and, where
+    copies only are made, to GPUs that have them already; with idle time or without."""
+    problem = draw(problems(sizes=(0.0, 1.0, 1e6)))
+    nchunks, random = draw(st.integers(1, 3)), Random(draw(st.integers(0, 2**32)))
+    again = 0.0 if problem.collective in REDUCING else draw(st.sampled_from([0.0, 0.3]))
+    parts = [_wander(stage.topology, stage.demand(nchunks), random, again) for stage in problem.stages]
+    schedule = problem.assemble(parts)
+    slower = draw(st.sampled_from([1.0, 1.5, 10.0]))
+    sends = tuple(send._replace(start_us=send.start_us * slower) for send in schedule.sends)
+    return replace(schedule, sends=sends, finish_us=schedule.finish_us * slower)
+
+
+def _wander(topology: Topology, demand: Demand, random: Random, again: float) -> Schedule:
+    """Copies only: every send in the order of its making, retimed."""
+    paths = direct_paths(topology)
+    sends = []
+    holders = [set(chunk.origin) for chunk in demand.chunks]
+    unmet = [chunk.id for chunk in demand.chunks if not set(chunk.want) <= holders[chunk.id]]
+    while unmet:
+        chunk = random.choice(unmet)
+        useless = random.random() < again
+        path = random.choice([p for p in paths if p.src_rank in holders[chunk]
+                              and (useless or p.dst_rank not in holders[chunk])])  # fmt: skip
+        holders[chunk].add(path.dst_rank)
+        sends.append(Send(chunk, path.links, float(len(sends))))
+        unmet = [id for id in unmet if not set(demand.chunks[id].want) <= holders[id]]
+    return Schedule(topology, demand, tuple(sends), 0.0).retimed()
