@@ -16,6 +16,47 @@ To bits_of(From value) {
   return result;
 }
 
+// -- 16-bit floats: every case is computed and one selected, so that loops over them vectorise ------------------------
+
+// A choice by masks: with ?: the compiler makes branches of it.
+inline std::int32_t choose(bool first, std::int32_t a, std::int32_t b) {
+  const std::int32_t mask = -static_cast<std::int32_t>(first);
+  return (a & mask) | (b & ~mask);
+}
+
+inline float widen_half(std::uint16_t bits) {
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fff);
+  const std::int32_t shifted = magnitude << 13;  // exponent and fraction in float's places
+  const std::int32_t special = shifted + ((255 - 31) << 23);  // infinity, NaN
+  const std::int32_t normal = shifted + ((127 - 15) << 23);
+  // A subnormal has no leading one: the subtraction takes it away again and normalises.
+  const auto subnormal = bits_of<std::int32_t>(bits_of<float>(shifted + (113 << 23)) - bits_of<float>(113 << 23));
+  const std::int32_t wide = choose(magnitude >= 0x7c00, special, choose(magnitude >= 0x0400, normal, subnormal));
+  return bits_of<float>(wide | static_cast<std::int32_t>(static_cast<std::uint32_t>(bits & 0x8000u) << 16));
+}
+
+inline std::uint16_t narrow_half(float value) {
+  const auto all = bits_of<std::uint32_t>(value);
+  const auto magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
+  // Adding ½ aligns a subnormal's fraction, and the addition itself rounds to nearest even.
+  const std::int32_t subnormal =
+      bits_of<std::int32_t>(bits_of<float>(magnitude) + 0.5f) - bits_of<std::int32_t>(0.5f);
+  const std::int32_t normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const std::int32_t special = choose(magnitude > 0x7f800000, 0x7e00, 0x7c00);  // NaN, or so large that it is infinity
+  const std::int32_t half =
+      choose(magnitude >= 0x47800000, special, choose(magnitude < (113 << 23), subnormal, normal));
+  return static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | (all & 0x80000000u) >> 16);
+}
+
+inline float widen_bfloat16(std::uint16_t bits) { return bits_of<float>(static_cast<std::uint32_t>(bits) << 16); }
+
+inline std::uint16_t narrow_bfloat16(float value) {
+  const auto all = bits_of<std::uint32_t>(value);
+  const std::uint32_t quiet_nan = all >> 16 | 0x40u;
+  const std::uint32_t rounded = (all + 0x7fffu + ((all >> 16) & 1u)) >> 16;
+  return static_cast<std::uint16_t>(static_cast<std::int32_t>(all & 0x7fffffffu) > 0x7f800000 ? quiet_nan : rounded);
+}
+
 // -- how an element is held in memory and how it is computed with ---------------------------------------------
 
 // Integers are computed unsigned, so that overflow wraps instead of being undefined.
@@ -30,15 +71,15 @@ struct Plain {
 struct Half {
   using Memory = std::uint16_t;
   using Value = float;
-  static Value load(Memory m) { return half_to_float(m); }
-  static Memory store(Value v) { return float_to_half(v); }
+  static Value load(Memory m) { return widen_half(m); }
+  static Memory store(Value v) { return narrow_half(v); }
 };
 
 struct Bfloat16 {
   using Memory = std::uint16_t;
   using Value = float;
-  static Value load(Memory m) { return bfloat16_to_float(m); }
-  static Memory store(Value v) { return float_to_bfloat16(v); }
+  static Value load(Memory m) { return widen_bfloat16(m); }
+  static Memory store(Value v) { return narrow_bfloat16(v); }
 };
 
 struct Sum {
@@ -132,48 +173,6 @@ Combine combine_for(ElementType type, Reduction reduction) {
     case ElementType::float64:  return combine_with<Plain<double>>(reduction);
   }
   return nullptr;
-}
-
-// -- 16-bit floats ----------------------------------------------------------------------------------------------
-
-float half_to_float(std::uint16_t bits) {
-  const std::uint32_t magnitude = bits & 0x7fffu;
-  std::uint32_t wide = magnitude << 13;  // exponent and fraction in float's places
-  if (magnitude >= 0x7c00u)
-    wide += (255u - 31u) << 23;  // infinity, NaN
-  else if (magnitude >= 0x0400u)
-    wide += (127u - 15u) << 23;  // normal
-  else  // subnormal: let the subtraction normalise it
-    wide = bits_of<std::uint32_t>(bits_of<float>(wide + (113u << 23)) - bits_of<float>(113u << 23));
-  return bits_of<float>(wide | static_cast<std::uint32_t>(bits & 0x8000u) << 16);
-}
-
-std::uint16_t float_to_half(float value) {
-  const std::uint32_t all = bits_of<std::uint32_t>(value);
-  const std::uint32_t sign = all & 0x80000000u;
-  const std::uint32_t magnitude = all ^ sign;
-  std::uint32_t half;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7e00u;  // NaN
-  } else if (magnitude >= 0x477ff000u) {
-    half = 0x7c00u;  // 65520 and more round to infinity
-  } else if (magnitude < (113u << 23)) {
-    // Subnormal or zero: adding ½ aligns the fraction, and the addition itself rounds to nearest even.
-    const float aligned = bits_of<float>(magnitude) + 0.5f;
-    half = bits_of<std::uint32_t>(aligned) - bits_of<std::uint32_t>(0.5f);
-  } else {
-    const std::uint32_t odd = (magnitude >> 13) & 1u;
-    half = (magnitude - ((127u - 15u) << 23) + 0xfffu + odd) >> 13;
-  }
-  return static_cast<std::uint16_t>(half | sign >> 16);
-}
-
-float bfloat16_to_float(std::uint16_t bits) { return bits_of<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-std::uint16_t float_to_bfloat16(float value) {
-  const std::uint32_t all = bits_of<std::uint32_t>(value);
-  if ((all & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(all >> 16 | 0x40u);  // a quiet NaN
-  return static_cast<std::uint16_t>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16);
 }
 
 }  // namespace teccl

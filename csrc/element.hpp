@@ -22,9 +22,4 @@ Combine combine_for(ElementType type, Reduction reduction);
 ElementType element_type_named(const std::string& name);
 Reduction reduction_named(const std::string& name);
 
-float half_to_float(std::uint16_t bits);
-std::uint16_t float_to_half(float value);  // round to nearest even
-float bfloat16_to_float(std::uint16_t bits);
-std::uint16_t float_to_bfloat16(float value);  // round to nearest even
-
 }  // namespace teccl

@@ -59,9 +59,7 @@ def require_right(program: Program, schedule: Schedule, slots: Sequence[int] = (
 
 
 def claimed_modes(program: Program) -> set[str]:
-    return {
-        mode for mode, claims in (("in-place", program.inplace), ("out-of-place", program.outofplace)) if claims
-    }
+    return {mode for mode, claims in (("in-place", program.inplace), ("out-of-place", program.outofplace)) if claims}
 
 
 def execute(program: Program, root: int | None, elements: int = 5, **settings: int | float) -> list[Row]:

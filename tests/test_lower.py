@@ -63,7 +63,9 @@ def test_presets(preset: str, collective: str) -> None:
     for nchunks in (1, 2) if topology.nranks <= 8 else (1,):
         turn = PRESETS.index(preset) + list(COLLECTIVES).index(collective) + nchunks
         schedule = greedy(Problem(topology, collective, 1e6, root=topology.nranks // 2), nchunks, seed=turn)
-        program = lower(schedule, mode=MODES[turn % 3], protocol=[*PROTOCOLS, "auto"][turn % 4], spread=SPREADS[turn % 3])
+        program = lower(
+            schedule, mode=MODES[turn % 3], protocol=[*PROTOCOLS, "auto"][turn % 4], spread=SPREADS[turn % 3]
+        )
         require_right(program, schedule, slots=(1, 8) if topology.nranks <= 8 else (1,))
 
 

@@ -92,6 +92,28 @@ def widths_for(
     }
 
 
+def narrowed(widths: Mapping[Connection, int], most: int) -> dict[Connection, int]:
+    """Halve the widths until no rank has more than `most` threadblocks, or every width is 1."""
+    narrow = dict(widths)
+    while max(narrow.values(), default=1) > 1 and _threadblocks(narrow) > most:
+        narrow = halved(narrow)
+    return narrow
+
+
+def halved(widths: Mapping[Connection, int]) -> dict[Connection, int]:
+    """Half of every width, at least 1."""
+    return {connection: ceil(width / 2) for connection, width in widths.items()}
+
+
+def _threadblocks(widths: Mapping[Connection, int]) -> int:
+    """Threadblocks of the rank that has most: one per connection end and channel."""
+    at: dict[int, int] = defaultdict(int)
+    for (src, dst, _), width in widths.items():
+        at[src] += width
+        at[dst] += width
+    return max(at.values(), default=0)
+
+
 def _by_rate(group: list[Transfer], threadblock_GBps: float | None, finish_us: float) -> int:
     if not threadblock_GBps or finish_us <= 0:
         return 1

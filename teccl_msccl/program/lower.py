@@ -9,7 +9,7 @@ from math import ceil
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from .actions import plan_actions
-from .channels import ChannelPlan, Connection, Transfer, assign_channels, widths_for
+from .channels import ChannelPlan, Connection, Transfer, assign_channels, halved, narrowed, widths_for
 from .dependencies import order_hazards
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Gpu, Program
@@ -91,7 +91,7 @@ class _Lowering:
 
     def fastest(self, protocol: str, spread: int | None) -> Program:
         """Without a spread, double the channels of every connection for as long as the simulated program gains by
-        it and a GPU can hold its threadblocks."""
+        it."""
         best = self.program(protocol, spread or 1)
         if spread is not None or len(self.transfers) > MOST_SENDS_TO_TUNE:
             return best
@@ -102,7 +102,7 @@ class _Lowering:
             except Refused:
                 break
             time_us = self.simulated_us(program)
-            if time_us > best_us * (1 - WORTHWHILE) or not _resident(program.gpus):
+            if time_us > best_us * (1 - WORTHWHILE):
                 break
             best, best_us = program, time_us
         return best
@@ -128,21 +128,19 @@ class _Lowering:
         )
 
     def _fit(self, credits: int, spread: int) -> tuple[tuple[Gpu, ...], ChannelPlan]:
-        """As many channels as keep the schedule's pace, or half of that, and so on, until the target takes the
-        program and a GPU can hold its threadblocks."""
+        """As many channels as keep the schedule's pace and a GPU can run at once; half of that, and so on, until the
+        target takes the program."""
         schedule = self.schedule
         pace = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
+        most = FEWEST_SMS - self.copiers
+        widths = narrowed({connection: width * spread for connection, width in pace.items()}, most)
         while True:
-            narrowest = max(pace.values(), default=1) == 1
             try:
-                gpus, channels = self._build({connection: width * spread for connection, width in pace.items()})
+                return self._build(widths)
             except Refused:
-                if narrowest:
+                if max(widths.values(), default=1) == 1:
                     raise
-            else:
-                if narrowest or _resident(gpus):
-                    return gpus, channels
-            pace = {connection: ceil(width / 2) for connection, width in pace.items()}
+            widths = halved(widths)
 
     def _build(self, widths: Mapping[Connection, int]) -> tuple[tuple[Gpu, ...], ChannelPlan]:
         """Threadblocks on `widths` channels per connection, or on more where the target's limit of steps asks for it.
@@ -174,11 +172,6 @@ class _Lowering:
         copied = max(sum(action.nbytes for action in plan.actions if action.connection is None) for plan in self.plans)
         alone_us = copied / (threadblock_GBps / 2 * 1e3)
         return max(1, min(MOST_COPYING_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us))))
-
-
-def _resident(gpus: Sequence[Gpu]) -> bool:
-    """Whether every GPU can hold all its threadblocks at once, as it must."""
-    return max(len(gpu.threadblocks) for gpu in gpus) <= FEWEST_SMS
 
 
 def _check_size(gpus: Sequence[Gpu], target: Target) -> None:

@@ -10,9 +10,10 @@ from lxml import etree
 from ..errors import InputError
 from ..files import read_bytes, write_text
 from .program import Gpu, Program, Step, Threadblock
-from .targets import target_named
+from .targets import MAX_NODES_PER_RANK, target_named
 
-MAX_ELEMENTS = 2_000_000
+#: Steps that any file may have; beyond, a file may have as many as its GPUs could hold.
+MANY_STEPS = 200_000
 _COLLECTIVES = {"reducescatter": "reduce_scatter"}
 
 
@@ -77,10 +78,11 @@ def _tree(data: bytes, where: str) -> etree._Element:
     """Parse without entities, DTDs or the network."""
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise InputError(f"{where}: has a DOCTYPE or entities, which no runtime takes; remove them")
-    elements = data.count(b"<step")
-    if elements > MAX_ELEMENTS:
+    steps, gpus = data.count(b"<step"), data.count(b"<gpu")
+    if steps > max(MANY_STEPS, gpus * MAX_NODES_PER_RANK):
         raise InputError(
-            f"{where}: {elements} steps; no runtime takes more than 4095 nodes a rank, so split the program"
+            f"{where}: {steps} steps for {gpus} gpu elements; no runtime takes more than {MAX_NODES_PER_RANK} nodes a "
+            "rank, so make a smaller program"
         )
     parser = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
@@ -187,4 +189,4 @@ def _integer(element: etree._Element, key: str, where: str, default: int | None 
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(getattr(error, "msg", str(error)).split("(<string>")[0].split())
