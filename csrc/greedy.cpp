@@ -15,6 +15,7 @@ namespace {
 
 using Index = std::size_t;
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kLeastHop = 1e-6;  // µs: a hop counts as distance even where α and size are zero
 
 // A cheap, stateless hash to [0, 1): the same (seed, path, chunk) always draws the same number.
 double draw(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
@@ -36,7 +37,7 @@ SizeClass size_class(const Network& network, double bytes) {
   for (const auto& path : network.paths) {
     size.timing.push_back(time_path(network, path, bytes));
     auto& d = size.distance[static_cast<Index>(path.src)][static_cast<Index>(path.dst)];
-    d = std::min(d, size.timing.back().arrival);
+    d = std::min(d, std::max(kLeastHop, size.timing.back().arrival));
   }
   for (Index k = 0; k < n; ++k)
     for (Index i = 0; i < n; ++i)

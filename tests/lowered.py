@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from strategies_lower import ONE_BY_ONE_US
+
 from teccl_msccl.collective.demand import Demand
 from teccl_msccl.program import xml
 from teccl_msccl.program.check import check
@@ -27,13 +29,13 @@ def greedy(problem: Problem, nchunks: int = 1, seed: int = 0) -> Schedule:
 
 
 def by_hand(topology: Topology, demand: Demand, hops: Sequence[tuple[int, int, int]], *, copies: int = 0) -> Schedule:
-    """Hops (chunk, from rank, to rank) in causal order, retimed; reductions, where the chunk is one, but for the last
+    """Hops (chunk, from rank, to rank) in causal order, then moved together; reductions, where the chunk is one, but for the last
     `copies` of them."""
     first = {}
     for path in direct_paths(topology):
         first.setdefault((path.src_rank, path.dst_rank), path.links)
     sends = [
-        Send(chunk, first[src, dst], float(i), demand.chunks[chunk].reduce and i < len(hops) - copies)
+        Send(chunk, first[src, dst], i * ONE_BY_ONE_US, demand.chunks[chunk].reduce and i < len(hops) - copies)
         for i, (chunk, src, dst) in enumerate(hops)
     ]
     return Schedule(topology, demand, tuple(sends), 0.0).retimed()

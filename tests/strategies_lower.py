@@ -13,6 +13,9 @@ from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.model import Link, Node, Topology
 from teccl_msccl.topology.paths import direct_paths
 
+#: More than any send takes: sends at this distance follow one another.
+ONE_BY_ONE_US = 1e4
+
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
@@ -53,7 +56,7 @@ def wild_schedules(draw: st.DrawFn) -> Schedule:
 
 
 def _wander(topology: Topology, demand: Demand, random: Random, again: float) -> Schedule:
-    """Copies only: every send in the order of its making, retimed."""
+    """Copies only: one by one, then moved together."""
     paths = direct_paths(topology)
     sends = []
     holders = [set(chunk.origin) for chunk in demand.chunks]
@@ -64,6 +67,6 @@ def _wander(topology: Topology, demand: Demand, random: Random, again: float) ->
         path = random.choice([p for p in paths if p.src_rank in holders[chunk]
                               and (useless or p.dst_rank not in holders[chunk])])  # fmt: skip
         holders[chunk].add(path.dst_rank)
-        sends.append(Send(chunk, path.links, float(len(sends))))
+        sends.append(Send(chunk, path.links, len(sends) * ONE_BY_ONE_US))
         unmet = [id for id in unmet if not set(demand.chunks[id].want) <= holders[id]]
     return Schedule(topology, demand, tuple(sends), 0.0).retimed()
