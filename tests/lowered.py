@@ -29,8 +29,8 @@ def greedy(problem: Problem, nchunks: int = 1, seed: int = 0) -> Schedule:
 
 
 def by_hand(topology: Topology, demand: Demand, hops: Sequence[tuple[int, int, int]], *, copies: int = 0) -> Schedule:
-    """Hops (chunk, from rank, to rank) in causal order, then moved together; reductions, where the chunk is one, but for the last
-    `copies` of them."""
+    """Hops (chunk, from rank, to rank) in causal order, then moved together. Chunks that are reductions are merged
+    at every hop but the last `copies`."""
     first = {}
     for path in direct_paths(topology):
         first.setdefault((path.src_rank, path.dst_rank), path.links)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -44,21 +43,27 @@ def problems(
 @st.composite
 def wild_schedules(draw: st.DrawFn) -> Schedule:
     """Chunks wander at random until they are where they are wanted, past GPUs that do not want them and, where
-    copies only are made, to GPUs that have them already; with idle time or without."""
+    copies only are made, to GPUs that have them already; reductions are such wanderings backwards. One send at a
+    time, with much idle time, or as early as they go."""
     problem = draw(problems(sizes=(0.0, 1.0, 1e6)))
     nchunks, random = draw(st.integers(1, 3)), Random(draw(st.integers(0, 2**32)))
     again = 0.0 if problem.collective in REDUCING else draw(st.sampled_from([0.0, 0.3]))
-    parts = [_wander(stage.topology, stage.demand(nchunks), random, again) for stage in problem.stages]
-    schedule = problem.assemble(parts)
-    slower = draw(st.sampled_from([1.0, 1.5, 10.0]))
-    sends = tuple(send._replace(start_us=send.start_us * slower) for send in schedule.sends)
-    return replace(schedule, sends=sends, finish_us=schedule.finish_us * slower)
+    ways: list[tuple[int, tuple[int, ...], bool]] = []
+    for stage in problem.stages:
+        wandering = _wander(stage.topology, stage.demand(nchunks), random, again)
+        if stage.topology is problem.topology:
+            ways += [(chunk, path, False) for chunk, path in wandering]
+        else:
+            ways += [(chunk, path[::-1], True) for chunk, path in reversed(wandering)]
+    sends = tuple(Send(chunk, path, i * ONE_BY_ONE_US, reduce) for i, (chunk, path, reduce) in enumerate(ways))
+    apart = Schedule(problem.topology, problem.demand(nchunks), sends, len(sends) * ONE_BY_ONE_US)
+    return draw(st.sampled_from([apart, apart.retimed()]))
 
 
-def _wander(topology: Topology, demand: Demand, random: Random, again: float) -> Schedule:
-    """Copies only: one by one, then moved together."""
+def _wander(topology: Topology, demand: Demand, random: Random, again: float) -> list[tuple[int, tuple[int, ...]]]:
+    """Copies (chunk, path) in the order in which they are made."""
     paths = direct_paths(topology)
-    sends = []
+    made = []
     holders = [set(chunk.origin) for chunk in demand.chunks]
     unmet = [chunk.id for chunk in demand.chunks if not set(chunk.want) <= holders[chunk.id]]
     while unmet:
@@ -67,6 +72,6 @@ def _wander(topology: Topology, demand: Demand, random: Random, again: float) ->
         path = random.choice([p for p in paths if p.src_rank in holders[chunk]
                               and (useless or p.dst_rank not in holders[chunk])])  # fmt: skip
         holders[chunk].add(path.dst_rank)
-        sends.append(Send(chunk, path.links, len(sends) * ONE_BY_ONE_US))
+        made.append((chunk, path.links))
         unmet = [id for id in unmet if not set(demand.chunks[id].want) <= holders[id]]
-    return Schedule(topology, demand, tuple(sends), 0.0).retimed()
+    return made

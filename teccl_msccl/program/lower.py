@@ -8,7 +8,7 @@ from math import ceil
 
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
-from .actions import plan_actions
+from .actions import RankPlan, plan_actions
 from .channels import ChannelPlan, Connection, Transfer, assign_channels, halved, narrowed, widths_for
 from .dependencies import order_hazards
 from .placement import MODES, Layout
@@ -80,6 +80,7 @@ class _Lowering:
         self.schedule, self.target, self.modes, self.name = schedule, target, modes, name
         self.layout = Layout(schedule.demand)
         self.plans = plan_actions(schedule, modes)
+        _check_transfers(self.plans)
         for plan in self.plans:
             order_hazards(plan.actions, self.layout, modes)
         self.transfers = [
@@ -174,6 +175,18 @@ class _Lowering:
         return max(1, min(MOST_COPYING_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us))))
 
 
+def _check_transfers(plans: Sequence[RankPlan]) -> None:
+    """Refuse early what no channels and threadblocks can make fit."""
+    for rank, plan in enumerate(plans):
+        transfers = sum(action.connection is not None for action in plan.actions)
+        nodes = 1 + len(plans) + transfers
+        if nodes > MAX_NODES_PER_RANK:
+            raise Refused(
+                f"rank {rank} sends and receives {transfers} times, which with 1 algo and {len(plans)} gpu elements "
+                f"makes {nodes} nodes, and a file may hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
+            )
+
+
 def _check_size(gpus: Sequence[Gpu], target: Target) -> None:
     """Refuse, with the arithmetic, what the target cannot hold."""
     for rank, gpu in enumerate(gpus):
@@ -189,6 +202,9 @@ def _check_size(gpus: Sequence[Gpu], target: Target) -> None:
                 f"rank {rank} needs {len(gpu.threadblocks)} threadblocks and target {target.name} takes "
                 f"{target.max_threadblocks}; synthesize with fewer --chunks"
             )
-        highest = max((step.depid for tb in gpu.threadblocks for step in tb.steps), default=-1)
-        if highest > MAX_DEPENDENCY_TB:
-            raise Refused(f"rank {rank} waits for threadblock {highest} and runtimes stop at {MAX_DEPENDENCY_TB}")
+        waited = {step.depid for tb in gpu.threadblocks for step in tb.steps if step.depid >= 0}
+        if max(waited, default=-1) > MAX_DEPENDENCY_TB:
+            raise Refused(
+                f"others wait for {len(waited)} of rank {rank}'s threadblocks and runtimes can name "
+                f"{MAX_DEPENDENCY_TB + 1}; synthesize with fewer --chunks, or for fewer GPUs"
+            )
