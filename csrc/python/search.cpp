@@ -82,15 +82,17 @@ void bind_search(py::module_& module) {
       py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"));
   module.def(
       "greedy",
-      [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise) {
+      [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise,
+         double deadline_us) {
         Sends sends;
         {
           py::gil_scoped_release release;
-          sends = greedy(network, demand.chunks, seed, noise);
+          sends = greedy(network, demand.chunks, seed, noise, deadline_us);
         }
         return columns(sends);
       },
-      py::arg("network"), py::arg("demand"), py::arg("seed"), py::arg("noise"));
+      py::arg("network"), py::arg("demand"), py::arg("seed"), py::arg("noise"),
+      py::arg("deadline_us"));
 }
 
 }  // namespace teccl

@@ -23,11 +23,12 @@ def parse_size(text: str | float, *, one_letter: bool = False) -> float:
     """
     if not isinstance(text, str):
         try:
-            return _usable(float(text), str(text))
-        except (TypeError, OverflowError):
+            nbytes = float(text)
+        except (TypeError, ValueError, OverflowError):
             raise InputError(
-                f"size must be a finite number of bytes or a text such as 64MB, not {text!r:.40}"
+                f"size: this {type(text).__name__} is no finite number of bytes; use such or 64MB"
             ) from None
+        return _usable(nbytes, str(text))
     match = _SIZE.fullmatch(text)
     units = _UNITS | _ONE_LETTER if one_letter else _UNITS
     if match is None or match.group(2).lower() not in units:

@@ -103,7 +103,10 @@ class Schedule:
         missing = sorted({"topology", "collective", "size_bytes", "sends"} - value.keys())
         if missing:
             raise InputError(f"{where}: {missing[0]!r} is missing; a schedule needs it")
-        topology = Topology.from_json(value["topology"], f"{where}: topology")
+        try:
+            topology = Topology.from_json(value["topology"], "topology")
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
         demand = _demand(value, topology.nranks, where)
         sends = _sends(value["sends"], topology, demand, where)
         return cls(

@@ -26,6 +26,8 @@ METHODS = ("auto", "greedy", "milp")
 INDIFFERENCE = 2e-3
 #: The gap below which a schedule is optimal.
 CLOSED = 1e-6
+#: Gaps smaller than this come from adding doubles.
+ROUNDING = 1e-12
 #: Work per round of the greedy search over chunk counts, in about microseconds of one core.
 EFFORT = 1.0e6
 #: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
@@ -283,6 +285,7 @@ class _Search:
             search_chunk_counts(
                 stage.topology,
                 [stage.demand(c) for c in counts],
+                floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
                 seed=self.seed,
                 jobs=self.jobs,
                 effort=EFFORT / len(counts),
@@ -313,8 +316,10 @@ class _Search:
         for i, stage in enumerate(self.stages):
             best_us = min(part.finish_us for part in self.parts[i].values())
             for part in self.parts[i].values():
-                floor_us = whole_chunks_us(stage.topology, part.demand)
-                if floor_us >= best_us * (1 - INDIFFERENCE):
+                choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
+                if choices > most or self.seconds_left <= 0:
+                    continue
+                if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                     continue
                 for name, tau in _grids(stage, part):
                     model = Milp(EpochGrid(stage.topology, part.demand, tau), part, self.solver)
@@ -333,4 +338,5 @@ def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
 
 
 def _gap(finish_us: float, bound_us: float) -> float:
-    return finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    gap = finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    return 0.0 if abs(gap) < ROUNDING else gap
