@@ -6,9 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from strategies_lower import ONE_BY_ONE_US
-
-from teccl_msccl.collective.demand import Demand
 from teccl_msccl.program import xml
 from teccl_msccl.program.check import check
 from teccl_msccl.program.program import Program
@@ -16,29 +13,14 @@ from teccl_msccl.runtime.elements import DTYPES
 from teccl_msccl.runtime.sweep import Row, Sweep, measure
 from teccl_msccl.runtime.threads import ThreadWorld
 from teccl_msccl.runtime.world import Settings
-from teccl_msccl.schedule.schedule import Schedule, Send
+from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.problem import Problem
-from teccl_msccl.topology.model import Topology
-from teccl_msccl.topology.paths import direct_paths
 
 
 def greedy(problem: Problem, nchunks: int = 1, seed: int = 0) -> Schedule:
     """One run of the greedy search for each stage of `problem`."""
     return problem.assemble([GreedySearch(s.topology).trial(s.demand(nchunks), seed) for s in problem.stages])
-
-
-def by_hand(topology: Topology, demand: Demand, hops: Sequence[tuple[int, int, int]], *, copies: int = 0) -> Schedule:
-    """Hops (chunk, from rank, to rank) in causal order, then moved together. Chunks that are reductions are merged
-    at every hop but the last `copies`."""
-    first = {}
-    for path in direct_paths(topology):
-        first.setdefault((path.src_rank, path.dst_rank), path.links)
-    sends = [
-        Send(chunk, first[src, dst], i * ONE_BY_ONE_US, demand.chunks[chunk].reduce and i < len(hops) - copies)
-        for i, (chunk, src, dst) in enumerate(hops)
-    ]
-    return Schedule(topology, demand, tuple(sends), 0.0).retimed()
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------
