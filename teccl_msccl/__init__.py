@@ -31,15 +31,14 @@ _HOMES = {
 def _find_core() -> None:
     """Where a checkout's sources shadow the installed package (its root is the working directory), the compiled
     core is with the installed one."""
+    from contextlib import suppress
     from importlib.metadata import PackageNotFoundError, distribution
     from pathlib import Path
 
     if any(Path(__path__[0]).glob("_core.*.so")):
         return
-    try:
+    with suppress(PackageNotFoundError):
         __path__.append(str(distribution("teccl-msccl").locate_file("teccl_msccl")))
-    except PackageNotFoundError:
-        raise ImportError("teccl_msccl is not built here; pip install . in its checkout") from None
 
 
 def __getattr__(name: str) -> Any:
