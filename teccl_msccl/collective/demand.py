@@ -57,7 +57,7 @@ class Demand:
 
     @property
     def chunks_per_size(self) -> int:
-        """How many chunks make up `size_bytes` (the format's nchunksperloop)."""
+        """How many chunks make up `size_bytes`."""
         return self.nchunks * (self.nranks if self.collective in _SIZE_SPANS_RANKS else 1)
 
     @cached_property
