@@ -94,7 +94,7 @@ def test_compose_copies_and_mixes(topo, tmp_path):
         (("show", "dgx-a10"), "did you mean dgx-a100?"),
         (("show", "dgx1", "--hosts", 0), "at least 1"),
         (("show", "dgx1", "--hosts", "two"), "hosts"),
-        (("show", "dgx1", "--hosts", 2, "--network", "tree"), "rail or single-switch"),
+        (("show", "dgx1", "--hosts", 2, "--network", "tree"), "rail, fat-tree, single-switch, ring"),
         (("show",), "TOPOLOGY"),
         (("compose", "dgx1", "dgx1", "--hosts", 0, "-o", "out.json"), "at least 1"),
         (("compose", "dgx1x2", "dgx1", "-o", "out.json"), "already 2 hosts"),

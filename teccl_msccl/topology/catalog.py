@@ -140,7 +140,7 @@ def read_captures(paths: list[Path]) -> Detected:
         else:
             texts.append(_text(data, path))
     if texts:
-        where = " + ".join(str(path) for path in paths if not path.suffix == ".xml")
+        where = " + ".join(str(path) for path in paths if path.suffix != ".xml")
         readings.insert(0, nvidia_smi.read("\n".join(texts), where))
     return _assembled(combined(readings), paths)
 
@@ -170,7 +170,7 @@ def _text(data: bytes, path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(
-            f"{path}: not text; give a topology JSON, an NCCL topology XML or `nvidia-smi topo -m` output"
+            f"{path}: not text; give a topology JSON, NCCL topology XML or `nvidia-smi topo -m` output"
         ) from None
 
 

@@ -53,7 +53,7 @@ class _File:
     full: bool  # it has gpu elements
     has_nics: bool  # it has net elements
     ranked: bool  # some gpu element has a rank
-    lines: dict[str, int] = field(default_factory=dict)  # bus id → line
+    lines: dict[str, object] = field(default_factory=dict)  # bus id → line
     gpu_at: dict[str, etree._Element] = field(default_factory=dict)  # bus id → its pci element
     skipped: list[str] = field(default_factory=list)
     nvswitches: set[str] = field(default_factory=set)
@@ -180,7 +180,7 @@ def _nets(nic: etree._Element, file: _File, GBps: float) -> Iterator[Place]:
 
 def _bus_id(element: etree._Element, file: _File) -> str:
     bus = element.get("busid", "").lower()
-    line = element.sourceline or 0
+    line = element.sourceline
     if not bus:
         raise InputError(f"{file.where}: line {line}: <pci> lacks busid; add it")
     if bus in file.lines:
@@ -315,7 +315,7 @@ class _Links:
         return {**links, **self._bridged()}
 
     def _bridged(self) -> dict[Pair, int]:
-        """GPUs whose links all lead to themselves: some clouds ship A100 PCIe pairs so, whose bridge is between them."""
+        """GPUs whose links all lead to themselves: some clouds ship bridged pairs of A100 PCIe so."""
         if not self.to_self:
             return {}
         lone = [name for name in self.to_self if not any(name in ends for ends in self.towards)]
@@ -329,9 +329,7 @@ class _Links:
             return {}
         pairs = list(zip(lone[::2], lone[1::2], strict=True))
         shown = ", ".join(f"{one}–{other}" for one, other in pairs)
-        text += (
-            f"; boards of this kind are bridged in pairs: {shown} assumed; `nvidia-smi topo -m` of the host is surer"
-        )
+        text += f"; boards of this kind are bridged in pairs: {shown} assumed; `nvidia-smi topo -m` is surer"
         self.file.findings.append(Finding("warning", first, text))
         return {pair(one, other): counts.copy().pop() for one, other in pairs}
 
