@@ -53,7 +53,7 @@ def show(topology: Name, hosts: Hosts = 1, network: Network = None) -> None:
     from ..topology.catalog import load
 
     detected = load(topology, hosts, network)
-    output.answer(_as_dict(detected), lambda: _print_topology(detected))
+    output.answer(topology_as_dict(detected), lambda: print_topology(detected))
 
 
 @topo.command()
@@ -64,7 +64,7 @@ def convert(
     """Turn saved outputs of one host (`nvidia-smi topo -m`, with `nvlink -s`, `-L` …) into a topology JSON."""
     from ..topology.catalog import read_captures, read_file
 
-    _write(read_file(files[0]) if len(files) == 1 else read_captures(files), out)
+    write_topology(read_file(files[0]) if len(files) == 1 else read_captures(files), out)
 
 
 @topo.command()
@@ -81,22 +81,22 @@ def compose(
     from ..topology.fabric import join
 
     if len(topologies) == 1:
-        _write(load(topologies[0], hosts, network), out)
+        write_topology(load(topologies[0], hosts, network), out)
         return
     if hosts < 1:
         raise InputError(f"{hosts} hosts; at least 1 is needed")
     parts = [load(name) for name in topologies]
     joined = join([part.topology for part in parts for _ in range(hosts)], network)
-    _write(Detected(joined, tuple(finding for part in parts for finding in part.findings)), out)
+    write_topology(Detected(joined, tuple(finding for part in parts for finding in part.findings)), out)
 
 
-def _write(detected: Detected, out: Path) -> None:
+def write_topology(detected: Detected, out: Path) -> None:
     detected.topology.write(out)
-    value = {**_as_dict(detected), "file": str(out)}
+    value = {**topology_as_dict(detected), "file": str(out)}
     output.answer(value, lambda: _print_written(detected, out))
 
 
-def _as_dict(detected: Detected) -> dict[str, Any]:
+def topology_as_dict(detected: Detected) -> dict[str, Any]:
     topology = detected.topology
     findings = [{"level": f.level, "device": f.device, "text": f.text} for f in detected.findings]
     return {**topology.to_json(), "nranks": topology.nranks, "hosts": len(topology.hosts), "findings": findings}
@@ -117,7 +117,7 @@ def _print_list(boards: list[dict[str, Any]], generators: tuple[str, ...]) -> No
     output.stdout.print("Any preset with NICs: NAMExN for N hosts.", markup=False)
 
 
-def _print_topology(detected: Detected) -> None:
+def print_topology(detected: Detected) -> None:
     topology = detected.topology
     hosts = len(topology.hosts)
     head = f"{topology.name}: {topology.nranks} GPU{'s' * (topology.nranks != 1)}"
