@@ -1,4 +1,4 @@
-"""`topo`: list, show, convert and compose topologies."""
+"""`topo`: list, show, convert and compose topologies (more of its commands are in the files beside)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from ..topology.detected import Detected, Finding
     from ..topology.model import Topology
 
-topo = typer.Typer(help="List, show, convert and compose topologies.", rich_markup_mode=None)
+topo = typer.Typer(help="Detect, name, show, compose, match and calibrate topologies.", rich_markup_mode=None)
 app.add_typer(topo, name="topo")
 
-Name = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="A preset, NAMExN, a generator, or a file.")]
+NETWORK_HELP = (
+    "What joins the hosts: rail (NIC i of each on switch i), fat-tree (4 hosts a leaf), single-switch, ring, or a JSON "
+    "FILE naming switches, the NICs that each joins, and wires. rail:2 and fat-tree:2 have uplinks to a spine of half "
+    "the bandwidth below them."
+)
+Name = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="A preset, NAMExN, a generator, a file, or local.")]
 Hosts = Annotated[int, typer.Option(help="Number of hosts, copies of the topology.")]
-Network = Annotated[str | None, typer.Option(help="What joins the hosts: rail or single-switch.")]
+Network = Annotated[str | None, typer.Option(help=NETWORK_HELP)]
 Out = Annotated[Path, typer.Option("-o", "--output", help="The topology JSON to write.")]
 
 
@@ -48,12 +53,25 @@ def list_topologies() -> None:
 
 
 @topo.command()
-def show(topology: Name, hosts: Hosts = 1, network: Network = None) -> None:
+def show(
+    topology: Name,
+    hosts: Hosts = 1,
+    network: Network = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture to draw besides: NAME.svg, .png or .pdf.")
+    ] = None,
+) -> None:
     """Show a topology's nodes, its classes of links, and what was assumed, doubted or found broken in reading it."""
     from ..topology.catalog import load
 
     detected = load(topology, hosts, network)
-    output.answer(topology_as_dict(detected), lambda: print_topology(detected))
+    value = topology_as_dict(detected)
+    if out is not None:
+        from ..topology.picture import draw
+
+        draw(detected.topology, out)
+        value["file"] = str(out)
+    output.answer(value, lambda: print_topology(detected))
 
 
 @topo.command()
@@ -61,7 +79,8 @@ def convert(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Saved outputs of one host.")],
     out: Out,
 ) -> None:
-    """Turn saved outputs of one host (`nvidia-smi topo -m`, with `nvlink -s`, `-L` …) into a topology JSON."""
+    """Turn saved outputs of one host into a topology JSON: `nvidia-smi topo -m` (with `topo -p2p r`, `nvlink -s`, `-L`,
+    `-q`), an NCCL or RCCL topology XML, or both, each filling what the other leaves out."""
     from ..topology.catalog import read_captures, read_file
 
     write_topology(read_file(files[0]) if len(files) == 1 else read_captures(files), out)

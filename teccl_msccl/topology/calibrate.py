@@ -92,7 +92,9 @@ def calibrate(topology: Topology, measurements: Sequence[Measurement]) -> Calibr
                 f"lie between, so measure their neighbours"
             )
         groups[tuple(sorted(classes[link] for link in found.links))].append(measurement)
-    fits, new, warnings = [], {}, []
+    fits: list[Fit] = []
+    warnings: list[str] = []
+    new: dict[Class, tuple[float, float]] = {}
     for crossed in sorted(groups, key=lambda crossed: (len(crossed), crossed)):
         fit, warning = _fit(crossed, groups[crossed])
         fits.append(fit)

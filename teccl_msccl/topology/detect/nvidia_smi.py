@@ -28,6 +28,7 @@ _COMMAND = re.compile(r"nvidia-smi\s+(.*)", re.IGNORECASE)
 _P2P = {"OK", *NO_ACCESS}
 _PRODUCT = re.compile(r"\s*Product Name\s*:\s*(\S.{0,199})")
 _GPU_OF_Q = re.compile(r"GPU\s+[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\s*")
+_MIG_DEVICE = re.compile(r"\s*MIG (?!Mode)")
 _MIG_ENABLED = re.compile(r"MIG Mode\s+Current\s*:\s*Enabled")
 _NO_P2P_OVER_LINK = re.compile(r"\s*Link\s+\d+,\s*P2P is supported:\s*false\s*", re.IGNORECASE)
 _FAILURES = ("NVIDIA-SMI has failed", "command not found", "No devices were found", "Failed to initialize NVML")
@@ -118,7 +119,7 @@ def _scan(text: str) -> _Capture:
             capture.no_p2p[gpu] += 1
         elif alias := _ALIAS.match(line):
             capture.aliases[alias[1].upper()] = alias[2]
-        elif line.strip().startswith("MIG ") and gpu:
+        elif _MIG_DEVICE.match(line) and gpu:
             capture.mig.append(gpu)
         elif is_header(line):
             table = Table(header=line)
