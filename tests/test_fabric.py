@@ -13,6 +13,7 @@ from teccl_msccl.topology.builder import Builder
 from teccl_msccl.topology.catalog import load
 from teccl_msccl.topology.fabric import compose, join
 from teccl_msccl.topology.model import Topology
+from teccl_msccl.topology.paths import direct_paths
 
 
 def between_hosts(topology):
@@ -23,6 +24,11 @@ def between_hosts(topology):
         for link in topology.links
         if host[link.src] != host[link.dst]
     )
+
+
+def joined(topology):
+    """The ordered pairs of ranks that a direct path joins."""
+    return {(path.src_rank, path.dst_rank) for path in direct_paths(topology)}
 
 
 def host_with(nics, **extra):
@@ -125,6 +131,9 @@ def test_a_ring_of_hosts_needs_no_switch():
         {(a, b): 4 for a in range(3) for b in range(3) if a != b}
     )
     assert {alpha_us for *_, alpha_us in between_hosts(cluster)} == {2.7}
+    assert {b // 8 for a, b in joined(cluster) if a // 8 == 0} == {0, 1, 2}
+    four = compose(load("dgx-a100").topology, 4, "ring")
+    assert {b // 8 for a, b in joined(four) if a // 8 == 0} == {0, 1, 3}  # no NIC passes on for host 2
     lone = compose(host_with(1), 2, "ring")
     assert len(between_hosts(lone)) == 2
 

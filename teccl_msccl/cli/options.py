@@ -29,7 +29,7 @@ NetworkOption = Annotated[
     str | None,
     typer.Option(
         "--network",
-        help="How the hosts are joined: rail, fat-tree, single-switch, ring or a JSON FILE; rail:2 is oversubscribed 2:1 (see `topo compose --help`).",
+        help="How hosts are joined: rail, fat-tree, single-switch, ring or a JSON FILE (see `topo compose --help`).",
     ),
 ]
 RootOption = Annotated[int, typer.Option("--root", help="Root of a broadcast, reduce, gather or scatter.")]

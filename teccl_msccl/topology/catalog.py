@@ -181,6 +181,8 @@ def _network_findings(host: Topology, cluster: Topology) -> tuple[Finding, ...]:
     switches = [node.name for node in cluster.nodes if node.host < 0]
     nics = network_nics(host)
     hosts = len(cluster.hosts)
+    if nics and not switches and any(link.kind == "network" for link in cluster.links):
+        return (Finding("info", "", f"{hosts} hosts in a ring, NIC to NIC: programs pass data on through GPUs"),)
     if not switches or not nics:
         return (Finding("info", "", f"{hosts} hosts joined as the board's own description says"),)
     rates = sorted({line_rate_GBps(host, nic) for nic in nics})

@@ -86,12 +86,8 @@ def draw(topology: Topology, path: Path) -> None:
     _draw_wires(axes, topology, at)
     _draw_nodes(axes, topology, at)
     picture = io.BytesIO()
-    figure.savefig(
-        picture,
-        format=ending,
-        dpi=150,
-        metadata=None if ending == "png" else {"Date" if ending == "svg" else "CreationDate": None},
-    )
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
+    figure.savefig(picture, format=ending, dpi=150, metadata=undated)
     write_bytes(path, picture.getvalue())
 
 
@@ -129,8 +125,8 @@ def _layout(topology: Topology) -> tuple[dict[int, Point], list[tuple[str, Point
         if len(in_host) > 1:
             frames.append((f"host {host}", (left - 0.8, bottom - 1.0), (left + columns * _COLUMN - 0.4, top + 0.75)))
         left += columns * _COLUMN + _GAP
-        width = max(width, left)
-    _spread(networks, (0.0, width - _GAP - _COLUMN), 0.0, at)
+        width = max(width, left - _GAP)
+    _spread(networks, (0.0, width - _COLUMN), 0.0, at)
     height = -min(y for _, y in at.values()) + 1.4
     return at, frames, (width, height)
 
@@ -187,8 +183,14 @@ def _draw_frames(axes: Axes, frames: Iterable[tuple[str, Point, Point]]) -> None
 
     for title, (left, low), (right, high) in frames:
         box = FancyBboxPatch(
-            (left, low), right - left, high - low, boxstyle="round,pad=0,rounding_size=0.2", fc="#fafafa", ec="#bbbbbb", zorder=0
-        )  # fmt: skip
+            (left, low),
+            right - left,
+            high - low,
+            boxstyle="round,pad=0,rounding_size=0.2",
+            fc="#fafafa",
+            ec="#bbbbbb",
+            zorder=0,
+        )
         axes.add_patch(box)
         axes.text(left + 0.15, low + 0.12, title, fontsize=9, color="#666666", zorder=1, parse_math=False)
 
@@ -228,12 +230,19 @@ def _draw_wires(axes: Axes, topology: Topology, at: Mapping[int, Point]) -> None
         if flat and start[0] > end[0]:
             bend = -bend
         look = style[wire.kind, wire.GBps, wire.alpha_us]
-        axes.add_patch(
-            FancyArrowPatch(
-                start, end, arrowstyle="-" if wire.both_ways else "-|>", mutation_scale=9, shrinkA=0, shrinkB=0 if wire.both_ways else 12,
-                connectionstyle=f"arc3,rad={-bend}", alpha=0.85, zorder=2, **look,
-            )
-        )  # fmt: skip
+        arrow = FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-" if wire.both_ways else "-|>",
+            mutation_scale=9,
+            shrinkA=0,
+            shrinkB=0 if wire.both_ways else 12,
+            connectionstyle=f"arc3,rad={-bend}",
+            alpha=0.85,
+            zorder=2,
+            **look,
+        )
+        axes.add_patch(arrow)
     lines = [Line2D([], [], **style[c]) for c in order]
     labels = [f"{c[0] or 'link'}  {c[1]:g} GB/s each way, α {c[2]:g} µs  × {classes[c]}" for c in order]
     axes.legend(
