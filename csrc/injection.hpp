@@ -11,7 +11,7 @@ namespace teccl {
 struct Injection {
   bool shuffle = false;      // threadblocks are visited in a random order, one transfer at a time
   bool delay = false;        // a threadblock pauses, at random, for a random number of rounds
-  bool adversarial = false;  // only the first in a ranking moves; at random the leader falls to the last place
+  bool adversarial = false;  // only the first in a ranking moves; at random the leader falls to the end and starves
   bool reorder = false;      // a message that has come is shown late, so that connections overtake one another
   std::uint64_t seed = 0;
 
@@ -32,6 +32,7 @@ class Mischief {
   bool moved(std::size_t tb);
 
  private:
+  void starve_last();
   bool chance(std::uint64_t one_in) { return random_() % one_in == 0; }
   std::int64_t rounds(std::int64_t most) { return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(most)) + 1; }
 

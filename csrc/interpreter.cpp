@@ -127,7 +127,7 @@ void Rank::transfer(Lane& lane) {
     switch (step.op) {
       case Op::send: std::memcpy(out, src, bytes); break;
       case Op::recv: std::memcpy(dst, in, bytes); break;
-      case Op::copy: std::memmove(dst, src, bytes); break;
+      case Op::copy: if (dst != src) std::memmove(dst, src, bytes); break;  // in place they may be the same
       case Op::reduce: setting_.combine(dst, dst, src, elements); break;
       case Op::recv_copy_send: std::memcpy(out, in, bytes); std::memcpy(dst, in, bytes); break;
       case Op::recv_reduce_copy: setting_.combine(dst, in, src, elements); break;
