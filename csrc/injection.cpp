@@ -37,7 +37,7 @@ bool Mischief::lets(std::size_t tb, bool receives) const {
 }
 
 void Mischief::starve_last() {
-  if (!ranking_.empty()) paused_until_[ranking_.back()] = now_ + rounds(64);
+  if (ranking_.size() > 1) paused_until_[ranking_.back()] = now_ + rounds(256);
 }
 
 bool Mischief::moved(std::size_t tb) {
