@@ -119,12 +119,13 @@ def test_eight_ranks_on_two_hosts(open_mpi, cluster, tmp_path) -> None:
             *("--prtemca", "plm_ssh_agent", str(cluster.agent(tmp_path))),
             *("--prtemca", "prte_if_include", f"{cluster.network}.0/24"),
             *("--host", ",".join(f"{address}:{RANKS_PER_HOST}" for address in cluster.hosts)),
+            *("--map-by", f"ppr:{RANKS_PER_HOST}:node"),
             *("--mca", "pml", "ob1", "--mca", "btl", "tcp,sm,self", "--mca", "btl_tcp_if_include", "eth0"),
         ),
     )
     assert told.returncode == 0, told.stderr
     answers = [json.loads(line) for line in told.stdout.splitlines()]
     assert [row["wrong"] for answer in answers for row in answer["rows"]] == [0] * (3 * 2 * 2)
-    # In the ring alone, 7/8 of each 1 MB run crosses from host to host, either way.
+    # Every run of the ring alone moves 7/8 of 1 MB from host to host, either way.
     for address, earlier in zip(cluster.hosts, before, strict=True):
         assert cluster.sent_bytes(address) - earlier > 1_000_000
