@@ -54,7 +54,6 @@ def test_every_collective(mpirun, tmp_path) -> None:
             ["ring-allreduce", "ring-allgather", "direct-alltoall"],
             ["--size", "10001", "--dtype", "bfloat16", "--op", "avg", "--inject", "all", "--seed", "5"],
         ),
-        (7, 1, ["direct-reduce", "direct-gather", "ring-reduce_scatter"], ["--size", "70001", "--slots", "2"]),
     ],
 )
 def test_more_ranks_types_and_faults(open_mpi, tmp_path, nranks, k, names, options) -> None:
