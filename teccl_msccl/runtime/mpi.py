@@ -30,7 +30,8 @@ _TEXT_BYTES = 1024
 
 
 class Patience:
-    """Waiting that is quick to notice a message and leaves the core to other ranks after `eager` looks in vain."""
+    """Waiting that is quick to notice a message: `eager` looks, the first few without letting anyone else run, and then
+    the core is left to other ranks."""
 
     def __init__(self, eager: int = 10) -> None:
         self._eager = eager
@@ -41,6 +42,8 @@ class Patience:
 
     def wait(self) -> None:
         self._idle += 1
+        if self._idle < self._eager // 50:
+            return
         if self._idle < self._eager:
             os.sched_yield()
         else:
