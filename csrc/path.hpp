@@ -16,20 +16,20 @@ struct LinkFigures {
 inline double occupancy_us(double bytes, const LinkFigures& link) { return bytes / (1e3 * link.bandwidth_GBps); }
 
 // A transfer of `bytes` that starts at s occupies path[k] during [s + offset[k], s + offset[k] + occupancy_us(k)].
-// The head reaches a link α after it entered the link before, and the tail leaves it no earlier than α after it
-// left the link before, so that a fast link behind a slow one starts late enough to stay busy to its end:
-//   start_k = max(start_{k−1} + α_{k−1},  end_{k−1} + α_{k−1} − occupancy_k)
+// Data streams at the rate of the slowest link so far: its tail leaves link k at Σα before k + the longest occupancy
+// so far. A fast link behind a slow one carries it at a fraction of its bandwidth; what that takes of the link is
+// booked as one stretch at full bandwidth that ends with the tail:
+//   offset_k = Σ_{j<k} α_j + max_{j≤k} occupancy_j − occupancy_k
 // Fills offset[0 … hops−1] and returns arrival − s = Σα + bytes / min bandwidth. O(hops).
 inline double cut_through(const LinkFigures* path, std::size_t hops, double bytes, double* offset) {
-  double start = 0, end = 0, alpha = 0;  // of the link before
+  double alpha = 0, longest = 0;
   for (std::size_t k = 0; k < hops; ++k) {
     const double occupancy = occupancy_us(bytes, path[k]);
-    offset[k] = k == 0 ? 0 : std::max(start + alpha, end + alpha - occupancy);
-    start = offset[k];
-    end = start + occupancy;
-    alpha = path[k].alpha_us;
+    longest = std::max(longest, occupancy);
+    offset[k] = alpha + longest - occupancy;
+    alpha += path[k].alpha_us;
   }
-  return end + alpha;
+  return alpha + longest;
 }
 
 }  // namespace teccl

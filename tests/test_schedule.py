@@ -105,6 +105,14 @@ def test_cut_through_over_a_slow_link_between_fast_ones():
     assert schedule.arrival_us(schedule.sends[0]) == pytest.approx(10.7)
 
 
+def test_cut_through_over_a_fast_link_between_slow_ones():
+    """The last link starts as the first byte comes, not when the fast link's share of the time does."""
+    chain = machine("gssg", [(0, 1, 10, 0.1), (1, 2, 100, 0.2), (2, 3, 10, 0.4)])
+    schedule = timed(chain, demand_for("broadcast", 2, 2e5, 2), [hop(chain, c, 0, 1, 2, 3) for c in range(2)])
+    assert [send.start_us for send in schedule.sends] == pytest.approx([0, 10])
+    assert schedule.finish_us == pytest.approx(10 + 0.7 + 10)
+
+
 def test_a_fast_link_behind_a_slow_one_stays_busy_to_its_end():
     """0 → switch at 10 GB/s, switch → 1 at 100: the fast link is taken from 9 to 10 µs, free before for GPU 2's."""
     fan = machine("ggsg", [(0, 2, 10, 0), (2, 1, 100, 0), (3, 2, 100, 0)])
