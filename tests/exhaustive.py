@@ -40,17 +40,12 @@ def all_paths(topology: Topology) -> list[tuple[int, ...]]:
 
 def _way(topology: Topology, path: tuple[int, ...], nbytes: float) -> Way:
     links = [topology.link_by_id[id] for id in path]
-    begins, ends = [], []
-    for k, link in enumerate(links):
-        beta = nbytes / (link.bandwidth_GBps * 1e3)
-        begin = 0.0
-        if k:
-            alpha = links[k - 1].alpha_us
-            begin = max(begins[-1] + alpha, ends[-1] + alpha - beta)
-        begins.append(begin)
-        ends.append(begin + beta)
+    betas = [nbytes / (link.bandwidth_GBps * 1e3) for link in links]
+    heads = [sum(link.alpha_us for link in links[:k]) for k in range(len(links) + 1)]
+    ends = [heads[k] + max(betas[: k + 1]) for k in range(len(links))]
+    begins = [end - beta for end, beta in zip(ends, betas, strict=True)]
     ranks = topology.rank_of[links[0].src], topology.rank_of[links[-1].dst]
-    return Way(*ranks, path, tuple(begins), tuple(ends), ends[-1] + links[-1].alpha_us)
+    return Way(*ranks, path, tuple(begins), tuple(ends), heads[-1] + max(betas))
 
 
 def distances(n: int, paths: list[Way]) -> list[list[float]]:

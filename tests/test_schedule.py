@@ -155,14 +155,12 @@ def per_us(schedule: Schedule, link: int) -> Fraction:
 
 def offsets(schedule: Schedule, send: Send) -> list[Fraction]:
     """When each link of the send's path is taken, after its start, in exact arithmetic."""
-    at, before = [Fraction(0)], None
+    at, alpha, longest = [], Fraction(0), Fraction(0)
     for id in send.path:
-        link = schedule.topology.link_by_id[id]
         beta = Fraction(schedule.demand.chunks[send.chunk].bytes) / per_us(schedule, id)
-        if before is not None:
-            alpha, beta_before = before
-            at.append(max(at[-1] + alpha, at[-1] + beta_before + alpha - beta))
-        before = Fraction(link.alpha_us), beta
+        longest = max(longest, beta)
+        at.append(alpha + longest - beta)
+        alpha += Fraction(schedule.topology.link_by_id[id].alpha_us)
     return at
 
 
