@@ -1,7 +1,7 @@
 // How fast two ranks copy through the interpreter, against two plain threads doing the same by hand:
 // source → 2 slots of 512 KiB → destination.
 //
-//   g++ -std=c++17 -O3 -Icsrc benchmarks/interpreter_copy.cpp csrc/{program,element,interpreter*}.cpp -pthread -o copy
+//   g++ -std=c++17 -O3 -Icsrc benchmarks/interpreter_copy.cpp csrc/{program,element,injection,interpreter*}.cpp -pthread -o copy
 //   ./copy [MiB]
 //
 // Built with -fsanitize=thread it also runs an allgather of 8 ranks on 4 workers, for the sanitizer's sake.
@@ -75,7 +75,7 @@ void allgather(int ranks, std::size_t chunk_bytes, std::size_t workers) {
   for (std::size_t rank = 0; rank < inputs.size(); ++rank)
     memory.push_back({{inputs[rank].data(), outputs[rank].data(), nullptr}, {1, ranks, 0}});
   const teccl::Setting setting{&program, teccl::Cut(1, static_cast<std::int64_t>(chunk_bytes), 4096), slots,
-                               teccl::combine_for(teccl::ElementType::uint8, teccl::Reduction::sum), 0};
+                               teccl::combine_for(teccl::ElementType::uint8, teccl::Reduction::sum)};
   teccl::World world(setting, memory);
   for (int again = 0; again < 3; ++again) run(world, workers);
   for (const Bytes& output : outputs)
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   program.gpus.push_back({1, 1, 0, {{1, -1, 0, {step(teccl::Op::send)}}}});
   program.gpus.push_back({1, 1, 0, {{-1, 0, 0, {step(teccl::Op::recv)}}}});
   const teccl::Setting setting{&program, teccl::Cut(1, static_cast<std::int64_t>(bytes), slot_bytes), slots,
-                               teccl::combine_for(teccl::ElementType::uint8, teccl::Reduction::sum), 0};
+                               teccl::combine_for(teccl::ElementType::uint8, teccl::Reduction::sum)};
   teccl::World world(setting, {{{source.data(), unused.data(), nullptr}, {1, 1, 0}},
                                {{unused.data(), destination.data(), nullptr}, {1, 1, 0}}});
   double plain = 1e9, interpreted = 1e9;

@@ -130,7 +130,8 @@ void combine(std::byte* out_bytes, const std::byte* a_bytes, const std::byte* b_
 template <class Element>
 Combine combine_with(Reduction reduction) {
   switch (reduction) {
-    case Reduction::sum:  return combine<Element, Sum>;
+    case Reduction::sum:
+    case Reduction::avg:  return combine<Element, Sum>;
     case Reduction::prod: return combine<Element, Product>;
     case Reduction::max:  return combine<Element, Maximum>;
     case Reduction::min:  return combine<Element, Minimum>;
@@ -138,9 +139,20 @@ Combine combine_with(Reduction reduction) {
   return nullptr;
 }
 
-constexpr std::array<const char*, 10> type_names{"int8", "uint8", "int32", "uint32", "int64",
-                                                 "uint64", "half", "bfloat16", "float", "double"};
-constexpr std::array<const char*, 4> reduction_names{"sum", "prod", "max", "min"};
+template <class Element>
+void divide(std::byte* data_bytes, std::size_t count, int divisor) {
+  auto* data = reinterpret_cast<typename Element::Memory*>(data_bytes);
+  using Value = typename Element::Value;
+  // Wider than any 32-bit divisor: an int8 sum over 200 ranks is divided by 200, not by 200 − 256.
+  using Wide = std::conditional_t<std::is_integral_v<Value>,
+                                  std::conditional_t<std::is_signed_v<Value>, std::int64_t, std::uint64_t>, Value>;
+  for (std::size_t i = 0; i < count; ++i)
+    data[i] = Element::store(static_cast<Value>(static_cast<Wide>(Element::load(data[i])) / static_cast<Wide>(divisor)));
+}
+
+constexpr std::array<const char*, 12> type_names{"int8", "uint8",    "int32", "uint32", "int64",  "uint64",
+                                                 "half", "bfloat16", "float", "double", "f8e4m3", "f8e5m2"};
+constexpr std::array<const char*, 5> reduction_names{"sum", "prod", "max", "min", "avg"};
 
 template <class Enum, std::size_t n>
 Enum named(const std::array<const char*, n>& names, const std::string& name, const char* what) {
@@ -155,7 +167,7 @@ ElementType element_type_named(const std::string& name) { return named<ElementTy
 Reduction reduction_named(const std::string& name) { return named<Reduction>(reduction_names, name, "operation"); }
 
 std::size_t element_bytes(ElementType type) {
-  static constexpr std::array<std::size_t, 10> bytes{1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+  static constexpr std::array<std::size_t, 12> bytes{1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
   return bytes[static_cast<std::size_t>(type)];
 }
 
@@ -171,6 +183,27 @@ Combine combine_for(ElementType type, Reduction reduction) {
     case ElementType::bfloat16: return combine_with<Bfloat16>(reduction);
     case ElementType::float32:  return combine_with<Plain<float>>(reduction);
     case ElementType::float64:  return combine_with<Plain<double>>(reduction);
+    case ElementType::float8_e4m3:
+    case ElementType::float8_e5m2: return nullptr;
+  }
+  return nullptr;
+}
+
+Scale scale_for(ElementType type, Reduction reduction) {
+  if (reduction != Reduction::avg) return nullptr;
+  switch (type) {
+    case ElementType::int8:     return divide<Plain<std::int8_t>>;
+    case ElementType::uint8:    return divide<Plain<std::uint8_t>>;
+    case ElementType::int32:    return divide<Plain<std::int32_t>>;
+    case ElementType::uint32:   return divide<Plain<std::uint32_t>>;
+    case ElementType::int64:    return divide<Plain<std::int64_t>>;
+    case ElementType::uint64:   return divide<Plain<std::uint64_t>>;
+    case ElementType::half:     return divide<Half>;
+    case ElementType::bfloat16: return divide<Bfloat16>;
+    case ElementType::float32:  return divide<Plain<float>>;
+    case ElementType::float64:  return divide<Plain<double>>;
+    case ElementType::float8_e4m3:
+    case ElementType::float8_e5m2: return nullptr;
   }
   return nullptr;
 }

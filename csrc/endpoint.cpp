@@ -3,7 +3,7 @@
 namespace teccl {
 
 Endpoint::Endpoint(const Setting& setting, int rank, const std::vector<Memory>& memory) : setting_(setting) {
-  require_executable(*setting_.program, memory);
+  require_executable(setting_, memory);
   std::map<Connection, Fifo*> fifos;
   for (const auto& [connection, traffic] : traffic_of(setting_)) {
     if (connection.src != rank && connection.dst != rank) continue;

@@ -15,6 +15,7 @@ namespace {
 
 using Index = std::size_t;
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kSameTime = 1e-12;  // times that differ by this share are one instant, summed in another order
 
 // A cheap, stateless hash to [0, 1): the same (seed, path, chunk) always draws the same number.
 double draw(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
@@ -85,8 +86,11 @@ class Greedy {
         ready.assign(ready.size(), true);
         continue;
       }
-      now = wakeups_.top().time;
-      while (!wakeups_.empty() && wakeups_.top().time <= now) wake(ready);
+      const double instant = wakeups_.top().time * (1 + kSameTime);
+      while (!wakeups_.empty() && wakeups_.top().time <= instant) {
+        now = wakeups_.top().time;
+        wake(ready);
+      }
     }
     for (Index c = 0; c < chunks_.size(); ++c)
       for (int want : chunks_[c].want)

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace teccl {
 
@@ -28,10 +27,8 @@ Rank::Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf&
     : setting_(setting),
       rank_(rank),
       memory_(memory),
-      lanes_(setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks.size()),
-      order_(lanes_.size()),
-      random_(setting.seed + static_cast<std::uint64_t>(rank)) {
-  std::iota(order_.begin(), order_.end(), std::size_t{0});
+      lanes_(setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks.size()) {
+  if (setting.injection.any()) mischief_.emplace(setting.injection, rank, lanes_.size());
   const auto& threadblocks = setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks;
   for (std::size_t tb = 0; tb < lanes_.size(); ++tb) {
     const Threadblock& plan = threadblocks[tb];
@@ -54,15 +51,10 @@ void Rank::restart() {
 
 std::int64_t Rank::advance() {
   std::int64_t done = 0;
-  if (setting_.seed == 0) {
-    for (Lane& lane : lanes_) done += run_until_blocked(lane);
+  if (mischief_) {
+    done = run_with(*mischief_);
   } else {
-    std::shuffle(order_.begin(), order_.end(), random_);
-    for (std::size_t tb : order_) {
-      if (random_() % 2 == 0 || lanes_[tb].finished || waits_for(lanes_[tb]) != Wait::nothing) continue;
-      transfer(lanes_[tb]);
-      ++done;
-    }
+    for (Lane& lane : lanes_) done += run_until_blocked(lane);
   }
   if (done > 0)
     progress_.store(progress_.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(done),
@@ -73,6 +65,19 @@ std::int64_t Rank::advance() {
 std::int64_t Rank::run_until_blocked(Lane& lane) {
   std::int64_t done = 0;
   for (; !lane.finished && waits_for(lane) == Wait::nothing; ++done) transfer(lane);
+  return done;
+}
+
+std::int64_t Rank::run_with(Mischief& mischief) {
+  std::int64_t done = 0;
+  for (std::size_t tb : mischief.round()) {
+    Lane& lane = lanes_[tb];
+    if (lane.finished || waits_for(lane) != Wait::nothing) continue;
+    if (!mischief.lets(tb, op_traits(lane.now().op).receives)) continue;
+    transfer(lane);
+    ++done;
+    if (mischief.moved(tb)) break;
+  }
   return done;
 }
 
@@ -122,7 +127,7 @@ void Rank::transfer(Lane& lane) {
     switch (step.op) {
       case Op::send: std::memcpy(out, src, bytes); break;
       case Op::recv: std::memcpy(dst, in, bytes); break;
-      case Op::copy: std::memmove(dst, src, bytes); break;
+      case Op::copy: if (dst != src) std::memmove(dst, src, bytes); break;  // in place they may be the same
       case Op::reduce: setting_.combine(dst, dst, src, elements); break;
       case Op::recv_copy_send: std::memcpy(out, in, bytes); std::memcpy(dst, in, bytes); break;
       case Op::recv_reduce_copy: setting_.combine(dst, in, src, elements); break;
@@ -150,7 +155,14 @@ void Rank::go_on(Lane& lane) {
   lane.step = 0;
   if (++lane.iteration < setting_.cut.iterations) return;
   lane.finished = true;
-  --unfinished_;
+  if (--unfinished_ == 0) average();
+}
+
+void Rank::average() {
+  if (!setting_.scale || (setting_.root >= 0 && setting_.root != rank_)) return;
+  const auto output = static_cast<std::size_t>(Buffer::output);
+  const auto elements = static_cast<std::size_t>(memory_.chunks[output] * setting_.cut.chunk_elements);
+  setting_.scale(memory_.begin[output], elements, setting_.program->ranks());
 }
 
 // -- what a stall looks like ----------------------------------------------------------------------------------------

@@ -7,13 +7,14 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "element.hpp"
 #include "fifo.hpp"
+#include "injection.hpp"
 #include "program.hpp"
 
 namespace teccl {
@@ -38,8 +39,10 @@ struct Setting {
   const Program* program;
   Cut cut;
   std::size_t slots;
-  Combine combine;
-  std::uint64_t seed;  // 0: threadblocks in order; else they are visited in a random order, one transfer at a time
+  Combine combine;        // null: for copies only
+  Scale scale = nullptr;  // given: every rank whose output is defined divides it by the number of ranks at the end
+  int root = -1;          // −1: every rank's output is defined
+  Injection injection;
 };
 
 // Where one rank's input, output and scratch begin, in Buffer's order, and how many chunks each really has.
@@ -55,10 +58,10 @@ struct Connection {
   }
 };
 
-// Throws std::invalid_argument, naming gpu, tb and step, unless running `program` can only touch memory inside
-// `memory` and every connection has one owner at each end with matching counts. O(steps). A program that passes may
-// still stall or compute nonsense.
-void require_executable(const Program& program, const std::vector<Memory>& memory);
+// Throws std::invalid_argument, naming gpu, tb and step, unless running the program can only touch memory inside
+// `memory`, every connection has one owner at each end with matching counts, and elements that are combined can be.
+// O(steps). A program that passes may still stall or compute nonsense.
+void require_executable(const Setting& setting, const std::vector<Memory>& memory);
 
 // What one run puts on a connection.
 struct Traffic {
@@ -77,7 +80,7 @@ class Rank {
   Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo);
 
   void restart();           // back to the first step of every threadblock
-  std::int64_t advance();   // run every threadblock until it blocks; the number of transfers done
+  std::int64_t advance();   // run every threadblock until it blocks (injection: less); the number of transfers done
   bool finished() const { return unfinished_ == 0; }
   std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // any thread may ask
   std::vector<std::string> blocked() const;  // a line for each unfinished threadblock: where, and what it waits for
@@ -98,8 +101,10 @@ class Rank {
 
   Wait waits_for(const Lane& lane) const;
   std::int64_t run_until_blocked(Lane& lane);
+  std::int64_t run_with(Mischief& mischief);
   void transfer(Lane& lane);
   void go_on(Lane& lane);
+  void average();
   std::byte* at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) const;
   std::string describe(std::size_t tb) const;
 
@@ -107,8 +112,7 @@ class Rank {
   int rank_;
   Memory memory_;
   std::vector<Lane> lanes_;
-  std::vector<std::size_t> order_;
-  std::mt19937_64 random_;
+  std::optional<Mischief> mischief_;
   std::size_t unfinished_ = 0;
   std::atomic<std::uint64_t> progress_{0};
 };

@@ -26,9 +26,15 @@ void require_range(const std::string& where, const char* verb, Buffer buffer, st
                     "_chunks");
 }
 
+bool reduces(Op op) {
+  return op == Op::reduce || op == Op::recv_reduce_copy || op == Op::recv_reduce_send || op == Op::recv_reduce_copy_send;
+}
+
 void require_step(const std::string& where, const Step& step, const Threadblock& tb, const Gpu& gpu,
-                  const Memory& memory) {
+                  const Memory& memory, bool combines) {
   const OpTraits traits = op_traits(step.op);
+  if (!combines && reduces(step.op))
+    refuse(where, std::string(op_name(step.op)) + " combines elements, but 8-bit floats are for copies only");
   if (step.op != Op::nop && step.count < 1) refuse(where, "cnt is " + std::to_string(step.count) + "; use 1..71");
   if (traits.sends && tb.send_peer < 0) refuse(where, std::string(op_name(step.op)) + " sends, but the tb has send=-1");
   if (traits.receives && tb.recv_peer < 0)
@@ -83,7 +89,8 @@ void require_peer(const std::string& where, const char* what, std::int32_t peer,
 
 }  // namespace
 
-void require_executable(const Program& program, const std::vector<Memory>& memory) {
+void require_executable(const Setting& setting, const std::vector<Memory>& memory) {
+  const Program& program = *setting.program;
   Ends sends, receives;
   for (std::size_t g = 0; g < program.gpus.size(); ++g) {
     const Gpu& gpu = program.gpus[g];
@@ -100,7 +107,7 @@ void require_executable(const Program& program, const std::vector<Memory>& memor
       if (tb.recv_peer >= 0) receives.own(in, where);
       for (std::size_t s = 0; s < tb.steps.size(); ++s) {
         const Step& step = tb.steps[s];
-        require_step(where + " step " + std::to_string(s), step, tb, gpu, memory[g]);
+        require_step(where + " step " + std::to_string(s), step, tb, gpu, memory[g], setting.combine);
         if (op_traits(step.op).sends) sends.add(out, step.count);
         if (op_traits(step.op).receives) receives.add(in, step.count);
       }

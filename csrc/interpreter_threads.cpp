@@ -63,7 +63,7 @@ void work(const std::vector<Rank*>& mine, Shift& shift) {
 }  // namespace
 
 World::World(const Setting& setting, const std::vector<Memory>& memory) : setting_(setting) {
-  require_executable(*setting_.program, memory);
+  require_executable(setting_, memory);
   for (const auto& [connection, traffic] : traffic_of(setting_))
     fifos_[connection] = std::make_unique<Fifo>(setting_.slots, traffic.longest_bytes);
   const auto fifo = [this](const Connection& connection) { return fifos_.at(connection).get(); };

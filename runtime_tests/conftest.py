@@ -32,9 +32,16 @@ class Launcher:
     words: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 
-    def start(self, *parts: tuple[int, Sequence[str]], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run `python ARGUMENTS` on n ranks, for each part (n, ARGUMENTS) of the job."""
-        words = list(self.words)
+    def start(
+        self,
+        *parts: tuple[int, Sequence[str]],
+        timeout: float = 60,
+        inside: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python ARGUMENTS` on n ranks, for each part (n, ARGUMENTS) of the job; `inside` is a command that
+        starts mpirun, `options` are more of mpirun's."""
+        words = [*inside, *self.words, *options]
         for position, (nranks, arguments) in enumerate(parts):
             words += [":"] * (position > 0) + ["-np", str(nranks), sys.executable, *map(str, arguments)]
         environment = dict(os.environ) | dict(self.environment)
@@ -67,8 +74,18 @@ def _version(path: str) -> str:
 @pytest.fixture(scope="session", params=[_open_mpi, _mpich], ids=["openmpi", "mpich"])
 def mpirun(request: pytest.FixtureRequest) -> Launcher:
     """Each installed launcher in turn."""
+    return _working(request.param())
+
+
+@pytest.fixture(scope="session")
+def open_mpi() -> Launcher:
+    """For what one family shows as well as two would."""
+    return _working(_open_mpi())
+
+
+def _working(launcher: Launcher | str) -> Launcher:
+    """The launcher if it starts jobs here; else skips, saying why."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install mpi4py")
-    launcher = request.param()
     if isinstance(launcher, str):
         pytest.skip(launcher)
     probe = launcher.start((2, ["-c", PROBE]), timeout=60)

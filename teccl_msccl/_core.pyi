@@ -75,6 +75,8 @@ class World:
         slots: int,
         slot_bytes: int,
         buffers: list[_RankBuffers],
+        root: int = -1,
+        inject: set[str] = ...,
         seed: int = 0,
     ) -> None: ...
     def run(self, *, workers: int, timeout: float) -> tuple[float, list[str]]: ...
@@ -94,6 +96,8 @@ class Endpoint:
         slot_bytes: int,
         buffers: _RankBuffers,
         chunks: list[tuple[int, int, int]],
+        root: int = -1,
+        inject: set[str] = ...,
         seed: int = 0,
     ) -> None: ...
     def restart(self) -> None: ...

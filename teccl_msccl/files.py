@@ -65,14 +65,19 @@ def check_writable(*paths: str | Path | None) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write `text` to a temporary name beside `path`, then rename: `path` is whole or untouched."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write `data` as `write_text` does its text."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a directory; name a file to write")
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(temporary, 0o666 & ~umask)

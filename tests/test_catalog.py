@@ -12,6 +12,7 @@ from teccl_msccl.errors import InputError
 from teccl_msccl.topology import catalog
 from teccl_msccl.topology.catalog import load
 from teccl_msccl.topology.model import Topology
+from teccl_msccl.topology.paths import direct_paths
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -126,6 +127,10 @@ def nvlink_GBps(topology):
         ("dgx-h100", 8, 18 * 20.6, 8, 48, 40),
         ("ndv5", 8, 18 * 20.6, 8, 48, 40),
         ("p5", 8, 18 * 20.6, 8, 48, 40),
+        ("dgx2", 16, 6 * 20, 8, 12, 20),
+        ("hgx-b200", 8, 18 * 40.1, 8, 48, 40),
+        ("gb200-nvl72", 72, 18 * 40.1, 72, 48, 40),
+        ("a100x4", 4, 12 * 20, 4, 24, 24),
         ("teccl-dgx1", 8, 6 * 25, 0, None, None),
         ("teccl-ndv2", 8, 6 * 25, 0, None, None),
         ("teccl-dgx2", 16, 125, 0, None, None),
@@ -138,6 +143,41 @@ def test_boards_have_their_figures(name, nranks, per_gpu, nics, nic_GBps, thread
     rates = [node.extra["line_rate_GBps"] for node in topology.nodes if node.kind == "nic"]
     assert rates == [nic_GBps] * nics
     assert topology.threadblock_GBps == threadblock
+
+
+def direct_GBps(topology):
+    """Each GPU's bandwidth to other GPUs by direct links."""
+    out = Counter()
+    for link in topology.links:
+        if max(link.src, link.dst) < topology.nranks:
+            out[link.src] += link.bandwidth_GBps
+    return sorted(set(out.values()))
+
+
+def test_amd_boards_and_the_papers_constants():
+    assert direct_GBps(load("mi300x").topology) == [7 * 48]
+    assert direct_GBps(load("mi250x").topology) == [7 * 36]
+    assert direct_GBps(load("teccl-amd").topology) == [7 * 50]
+    assert direct_GBps(load("taccl-ndv2").topology) == pytest.approx([2 * 1000 / 23 + 2 * 1000 / 46], rel=1e-4)
+    assert [path.bandwidth_GBps for path in direct_paths(load("taccl-dgx2").topology)[:1]] == [125]
+
+
+def test_the_papers_clusters_cross_as_they_say():
+    for name, alpha_us, GBps in (
+        ("teccl-amd", 4 * 0.75, 25),
+        ("taccl-ndv2", 2.6, 1000 / 105),
+        ("taccl-dgx2", 2.6, 1000 / 105),
+    ):
+        cluster = load(name, hosts=2).topology
+        far = cluster.nranks - 1
+        (path, *_) = direct_paths(cluster, frozenset({(0, far)}))
+        assert path.alpha_us == pytest.approx(alpha_us)
+        assert path.bandwidth_GBps == pytest.approx(GBps, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mi250x", "mi300x", "pcie-gen4", "gb200-nvl72", "a100x4", "dgx2"])
+def test_boards_with_nics_compose(name):
+    assert load(f"{name}x2").topology.nranks == 2 * load(name).topology.nranks
 
 
 def test_gpus_that_share_a_pcie_switch_share_its_uplink():
@@ -169,7 +209,7 @@ def test_files_are_told_by_their_content(tmp_path):
         (b"\x7fELF\x00\x01\xff\xfe", "not text"),
         (b"GPU0\0X", "binary"),
         (b"\xff\xfe\x00", "GPU rows"),
-        (b"<system version='1'/>", "XML"),
+        (b"<system version='1'/>", "no GPU in the PCI tree"),
         (b'{"nodes": ', "not JSON"),
         (b"hello\n" * 400_000, "characters"),
     ],

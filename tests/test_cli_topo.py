@@ -94,7 +94,7 @@ def test_compose_copies_and_mixes(topo, tmp_path):
         (("show", "dgx-a10"), "did you mean dgx-a100?"),
         (("show", "dgx1", "--hosts", 0), "at least 1"),
         (("show", "dgx1", "--hosts", "two"), "hosts"),
-        (("show", "dgx1", "--hosts", 2, "--network", "tree"), "rail or single-switch"),
+        (("show", "dgx1", "--hosts", 2, "--network", "tree"), "rail, fat-tree, single-switch, ring"),
         (("show",), "TOPOLOGY"),
         (("compose", "dgx1", "dgx1", "--hosts", 0, "-o", "out.json"), "at least 1"),
         (("compose", "dgx1x2", "dgx1", "-o", "out.json"), "already 2 hosts"),
@@ -113,8 +113,40 @@ def test_bad_input_is_one_line_and_exit_code_2(topo, tmp_path, monkeypatch, argu
     assert list(tmp_path.iterdir()) == []
 
 
+def test_match_prints_the_permutation_or_the_difference(topo, tmp_path):
+    code, out, _ = topo("match", "torus-2x3", "mesh-2x3")
+    assert code == 1
+    assert "no match: " in out
+    code, out, _ = topo("match", "dgx-a100", "ndv4")
+    assert code == 0
+    assert "rank for rank" in out or "→" in out
+    code, out, _ = topo("match", "dgx-a100", "p4d", "--json")
+    answer = json.loads(out)
+    assert (code, answer["match"], answer["fabric_only"]) == (0, True, True)
+    assert sorted(answer["permutation"]) == list(range(8))
+    code, _, err = topo("match", "dgx-a100", "p4d")
+    assert "warning: only what NVLink" in err
+    code, out, _ = topo("match", "dgx-a100", "p4d", "--whole")
+    assert code == 1
+
+
+def test_local_without_a_gpu(topo, monkeypatch, tmp_path):
+    from teccl_msccl.topology.detect import live, nvml
+
+    def no_driver():
+        raise nvml.NoDriver("NVML finds no GPU")
+
+    monkeypatch.setattr(nvml, "read", no_driver)
+    monkeypatch.setattr(live.detect, "__defaults__", (tmp_path,))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for arguments in (("show", "local"), ("detect",), ("match", "local", "dgx1")):
+        code, out, err = topo(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: local: no GPU here: NVML finds no GPU; no nvidia-smi")
+
+
 def test_without_a_command_it_says_what_there_is(topo):
     code, out, _ = topo()
     assert code == 0
-    for command in ("list", "show", "convert", "compose"):
+    for command in ("list", "show", "detect", "convert", "compose", "match", "calibrate"):
         assert command in out

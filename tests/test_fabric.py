@@ -1,5 +1,6 @@
 """Fabric: hosts joined into clusters."""
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +13,7 @@ from teccl_msccl.topology.builder import Builder
 from teccl_msccl.topology.catalog import load
 from teccl_msccl.topology.fabric import compose, join
 from teccl_msccl.topology.model import Topology
+from teccl_msccl.topology.paths import direct_paths
 
 
 def between_hosts(topology):
@@ -22,6 +24,11 @@ def between_hosts(topology):
         for link in topology.links
         if host[link.src] != host[link.dst]
     )
+
+
+def joined(topology):
+    """The ordered pairs of ranks that a direct path joins."""
+    return {(path.src_rank, path.dst_rank) for path in direct_paths(topology)}
 
 
 def host_with(nics, **extra):
@@ -96,6 +103,101 @@ def test_nics_far_from_every_gpu_take_no_part():
     assert names == {"NIC0", "network"}
 
 
+def GBps_between(cluster, one, other):
+    """Bandwidths of the links from nodes named `one…` to nodes named `other…`."""
+    name = {node.id: node.name for node in cluster.nodes}
+    return [x.bandwidth_GBps for x in cluster.links if name[x.src].startswith(one) and name[x.dst].startswith(other)]
+
+
+def test_a_fat_tree_has_leaves_of_four_hosts_under_a_spine():
+    board = load("dgx-a100").topology
+    cluster = compose(board, 6, "fat-tree")
+    assert GBps_between(cluster, "leaf", "spine") == [4 * 8 * 24, 2 * 8 * 24]
+    assert GBps_between(compose(board, 6, "fat-tree:4"), "spine", "leaf") == [8 * 24, 2 * 2 * 24]
+    assert len(GBps_between(cluster, "NIC", "leaf")) == 6 * 8
+    assert GBps_between(compose(board, 4, "fat-tree"), "leaf", "spine") == []
+
+
+def test_oversubscribed_rails_meet_at_a_spine():
+    cluster = compose(load("dgx-h100").topology, 4, "rail:2")
+    assert GBps_between(cluster, "rail", "spine") == [4 * 48 / 2] * 8
+
+
+def test_a_ring_of_hosts_needs_no_switch():
+    cluster = compose(load("dgx-a100").topology, 3, "ring")
+    assert not [node for node in cluster.nodes if node.host < 0]
+    host = {node.id: node.host for node in cluster.nodes}
+    assert Counter((host[src], host[dst]) for src, dst, *_ in between_hosts(cluster)) == Counter(
+        {(a, b): 4 for a in range(3) for b in range(3) if a != b}
+    )
+    assert {alpha_us for *_, alpha_us in between_hosts(cluster)} == {2.7}
+    assert {b // 8 for a, b in joined(cluster) if a // 8 == 0} == {0, 1, 2}
+    four = compose(load("dgx-a100").topology, 4, "ring")
+    assert {b // 8 for a, b in joined(four) if a // 8 == 0} == {0, 1, 3}  # no NIC passes on for host 2
+    lone = compose(host_with(1), 2, "ring")
+    assert len(between_hosts(lone)) == 2
+
+
+NETWORK = {
+    "switches": [
+        {"name": "leaf0", "joins": [{"hosts": [0, 1]}]},
+        {"name": "leaf1", "joins": [{"hosts": [2], "nics": [0], "bandwidth_GBps": 10, "alpha_us": 0.5}]},
+        {"name": "spine"},
+    ],
+    "wires": [
+        {"between": ["leaf0", "spine"], "bandwidth_GBps": 40},
+        {"between": ["spine", "leaf1"], "bandwidth_GBps": 20, "alpha_us": 0.1},
+    ],
+}
+
+
+def test_a_network_file_says_what_joins_what(tmp_path):
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(NETWORK))
+    cluster = compose(host_with(2), 3, str(path))
+    assert GBps_between(cluster, "NIC", "leaf0") == [24.0] * 4
+    assert GBps_between(cluster, "NIC", "leaf1") == [10.0]
+    assert GBps_between(cluster, "spine", "leaf") == [40.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"switches": 3}, "switches"),
+        ({"switches": [{}]}, r"switches\[0\]"),
+        ({"switches": [{"name": "a"}, {"name": "a"}]}, "twice"),
+        ({"switches": [{"name": "a", "joins": [{"hosts": [9]}]}]}, "none of 0 to 2"),
+        ({"switches": [{"name": "a", "joins": [{"nics": [2]}]}]}, "nics of host 0"),
+        ({"switches": [{"name": "a", "joins": [7]}], "wires": []}, "hosts and nics"),
+        ({"wires": [{"between": ["leaf0", "attic"], "bandwidth_GBps": 1}]}, r"wires\[0\]"),
+        ({"wires": [{"between": ["leaf0", "spine"]}]}, "bandwidth_GBps"),
+        ({"wires": []}, "disconnected"),
+    ],
+)
+def test_bad_network_files_are_refused(tmp_path, change, said):
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps({**NETWORK, **change}))
+    with pytest.raises(InputError, match=said):
+        compose(host_with(2), 3, str(path))
+
+
+@pytest.mark.parametrize("network", ["rail:0.5", "ring:2", "fat-tree:", "fat-tree:-1", "nowhere.json"])
+def test_bad_spellings_of_networks(network):
+    with pytest.raises(InputError, match="network"):
+        compose(host_with(2), 2, network)
+
+
+def test_hosts_of_one_nvlink_domain_share_their_nvswitch():
+    builder = Builder()
+    gpus = [builder.gpu(f"GPU{i}") for i in range(4)]
+    switch = builder.node("switch", "NVSwitch", {"nvlink_domain": "ab/1"})
+    for gpu in gpus:
+        builder.wire(gpu, switch, 721.8, 0.3, "nvlink")
+    cluster = compose(builder.topology("tray"), 18)
+    assert cluster.nranks == 72
+    assert [node.kind for node in cluster.nodes[72:]] == ["switch"]
+
+
 def test_ndv2_of_te_ccl_brings_its_own_network():
     two = load("teccl-ndv2", hosts=2).topology
     assert between_hosts(two) == [(0, 9, 12.5, 1.3), (8, 1, 12.5, 1.3)]
@@ -134,8 +236,8 @@ def test_one_host_is_left_as_it_is():
         ("dgx1", 0, None, "at least 1"),
         ("dgx1", -3, None, "at least 1"),
         ("dgx1", 10**6, None, "at most"),
-        ("dgx1", 2, "torus", "rail or single-switch"),
-        ("dgx1", 1, "torus", "rail or single-switch"),
+        ("dgx1", 2, "torus", "rail, fat-tree, single-switch, ring"),
+        ("dgx1", 1, "torus", "rail, fat-tree, single-switch, ring"),
         ("star-4", 2, None, "no NIC"),
         ("teccl-ndv2", 2, "rail", "no NIC"),
         ("teccl-dgx1", 2, None, "no NIC"),

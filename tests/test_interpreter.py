@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.program import xml
 from teccl_msccl.program.program import Program, Step
-from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, Dtype, from_bfloat16, to_bfloat16
+from teccl_msccl.runtime.buffers import Layout
+from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, Dtype, averaged, dtypes_named, from_bfloat16, to_bfloat16
+from teccl_msccl.runtime.path import path_to
 from teccl_msccl.runtime.root import root_of
 from teccl_msccl.runtime.sweep import Row, Sweep, bus_factor, measure
 from teccl_msccl.runtime.threads import ThreadWorld
-from teccl_msccl.runtime.world import Settings, Stall
+from teccl_msccl.runtime.world import FAULTS, Settings, Stall, faults_named
 
 FLOAT = (DTYPES["float"],)
 RINGS = ("allgather", "reduce_scatter", "allreduce")
@@ -31,7 +33,7 @@ def execute(
     dtypes: Sequence[Dtype] = FLOAT,
     ops: Sequence[str] = ("sum",),
     root: int | None = None,
-    **how: float,
+    **how: object,
 ) -> list[Row]:
     """Every row of `program` run by threads, once each."""
     sweep = Sweep(sizes, dtypes, ops, iterations=1, warmup=0)
@@ -63,9 +65,11 @@ def wrong(rows: Sequence[Row]) -> int:
 @pytest.mark.parametrize("nranks", [2, 5])
 def test_every_collective_type_and_reduction(collective: str, nranks: int) -> None:
     program = hand_made.direct(collective, nranks, k=2, root=nranks - 1)
-    rows = execute(program, (1, 3000), tuple(DTYPES.values()), tuple(REDUCTIONS))
-    reductions = len(REDUCTIONS) if collective in ("reduce", "allreduce", "reduce_scatter") else 1
-    assert len(rows) == 2 * 2 * len(DTYPES) * reductions
+    reducing = collective in ("reduce", "allreduce", "reduce_scatter")
+    dtypes = dtypes_named("all", reducing)
+    rows = execute(program, (1, 3000), dtypes, tuple(REDUCTIONS))
+    assert len(dtypes) == (10 if reducing else 12)
+    assert len(rows) == 2 * 2 * len(dtypes) * (len(REDUCTIONS) if reducing else 1)
     assert wrong(rows) == 0
     assert all(row.time_us > 0 for row in rows)
 
@@ -106,7 +110,7 @@ def test_steps_of_many_chunks_are_split_into_transfers() -> None:
     seed=st.integers(0, 2**40),
     collective=st.sampled_from(RINGS),
     made=st.sampled_from([hand_made.ring, hand_made.direct]),
-    dtype=st.sampled_from(sorted(DTYPES)),
+    dtype=st.sampled_from(sorted(dtype.name for dtype in dtypes_named("all", reducing=True))),
 )
 def test_any_size_cut_and_order(
     size, nranks, k, spare_slots, slot_bytes, workers, seed, collective, made, dtype
@@ -114,6 +118,35 @@ def test_any_size_cut_and_order(
     rows = execute(made(collective, nranks, k), (min(size, slot_bytes * 400),), (DTYPES[dtype],), slots=k + spare_slots,
                    slot_bytes=slot_bytes, workers=workers, seed=seed)  # fmt: skip
     assert wrong(rows) == 0
+
+
+def test_averages_of_integers_are_cut_towards_zero() -> None:
+    sums = np.array([-128, -7, -6, -1, 0, 1, 6, 7, 127], np.int8)
+    assert averaged(sums, 3).tolist() == [-42, -2, -2, 0, 0, 0, 2, 2, 42]
+    assert averaged(sums.view(np.uint8), 200).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert averaged(np.array([-(2**63), 2**63 - 1]), 2).tolist() == [-(2**62), 2**62 - 1]
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter"])
+def test_averages_in_a_fused_ring(collective: str) -> None:
+    rows = execute(hand_made.ring(collective, 3), (30_000,), dtypes_named("all", reducing=True), ("avg",))
+    assert wrong(rows) == 0 and {row.op for row in rows} == {"avg"}
+
+
+def test_eight_bit_floats_are_for_copies_only() -> None:
+    assert [dtype.name for dtype in dtypes_named("fp8_e4m3,e5m2")] == ["f8e4m3", "f8e5m2"]
+    with pytest.raises(Refused, match="f8e5m2 is for copies only"):
+        dtypes_named("float,f8e5m2", reducing=True)
+    disguised = dataclasses.replace(hand_made.ring("allreduce", 2), collective="alltoall")
+    with pytest.raises(InputError, match="combines elements, but 8-bit floats are for copies only"):
+        execute(disguised, dtypes=dtypes_named("f8e4m3"))
+
+
+def test_a_large_message() -> None:
+    """256 MB through 512 KiB slots."""
+    program = dataclasses.replace(hand_made.direct("broadcast", 2), outofplace=False)
+    rows = execute(program, (256_000_000,), dtypes_named("int64"))
+    assert [(row.size, row.wrong) for row in rows] == [(256_000_000, 0)]
 
 
 def test_many_ranks_on_few_threads() -> None:
@@ -228,7 +261,9 @@ def test_the_first_wrong_element_is_named() -> None:
     ranks, tb = 1, next(t for t, tb in enumerate(program.gpus[1].threadblocks) if tb.recv == 0)
     rows = execute(with_step(program, ranks, tb, 0, dstoff=1), (1200,))
     assert rows[0].wrong >= 100
-    assert rows[0].first_wrong.startswith("rank 1 output[0]: expected ")
+    assert str(rows[0].first_wrong).startswith("rank 1 output[0]: expected ")
+    assert str(rows[0].first_wrong).endswith("(chunk 0)")
+    assert rows[0].first_wrong.path == ()  # the step that should have written there writes elsewhere
 
 
 @pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
@@ -326,6 +361,102 @@ def test_a_nop_only_waits() -> None:
         execute(dataclasses.replace(program, gpus=tuple(gpus)), timeout=0.3)
 
 
+# -- the way of a chunk ------------------------------------------------------------------------------------------
+
+
+def path(program: Program, rank: int, chunk: int, in_place: bool = False) -> list[str]:
+    return [str(hop) for hop in path_to(program, rank, "o", chunk, in_place, Layout.of(program, "p"))]
+
+
+def test_the_path_of_a_chunk_through_a_ring() -> None:
+    assert path(hand_made.ring("allgather", 3), 2, 0) == [
+        "rank 0 tb 1 step 0 (s): reads i[0], sends to rank 1",
+        "rank 1 tb 1 step 1 (rcs): receives from rank 0, writes o[0], sends to rank 2",
+        "rank 2 tb 1 step 2 (r): receives from rank 1, writes o[0]",
+    ]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_path_of_a_reduced_chunk_has_every_contribution(in_place: bool) -> None:
+    hops = path(hand_made.direct("allreduce", 3), 1, 0, in_place)
+    assert hops[-1] == "rank 1 tb 6 step 0 (r): receives from rank 0, writes o[0]"
+    assert sum("(rrc)" in hop for hop in hops) == 2
+    assert {hop.split()[1] for hop in hops} == {"0", "1", "2"}
+
+
+def test_the_path_in_place_runs_through_the_shared_buffer() -> None:
+    """Rank 1's chunk of an in-place alltoall was kept in scratch before it was sent."""
+    hops = path(hand_made.direct("alltoall", 2), 0, 1, in_place=True)
+    assert [hop.split("(")[1].split(")")[0] for hop in hops] == ["cpy", "s", "r"]
+    assert hops[0].endswith("reads i[0], writes s[0]")
+
+
+# -- injected faults ---------------------------------------------------------------------------------------------
+
+
+def without_dependency(program: Program, rank: int, type: str) -> Program:
+    """`program` whose `rank` does not wait before its steps of a type."""
+    for r, tb, position, step in program.steps():
+        if r == rank and step.type == type and step.depid >= 0:
+            program = with_step(program, r, tb, position, depid=-1, deps=-1)
+    return program
+
+
+def overtaken() -> Program:
+    """A broadcast in which rank 2 takes a wrong chunk first and the right one over it, in no stated order."""
+    plan = hand_made.Plan(3)
+    plan.add(0, "cpy")
+    plan.add(0, "s", send=1)
+    plan.add(1, "r", recv=0)
+    plan.add(1, "s", send=2)
+    plan.add(0, "s", send=2)
+    plan.add(2, "r", recv=1)
+    plan.add(2, "r", recv=0)
+    return plan.program("broadcast", 1)
+
+
+RACY = {
+    "alltoall overwrites what it has not kept yet": without_dependency(hand_made.direct("alltoall", 3), 1, "r"),
+    "reduce adds before the first summand is there": without_dependency(hand_made.staged_reduce(3), 0, "nop"),
+}
+
+
+@pytest.mark.parametrize("fault", ["shuffle", "delay", "adversarial"])
+@pytest.mark.parametrize("name", RACY)
+def test_a_race_shows_under_some_seed(name: str, fault: str) -> None:
+    assert wrong(execute(RACY[name], (1200,), root=0, workers=1)) == 0  # in order it goes well
+    found = [
+        seed
+        for seed in range(30)
+        if wrong(execute(RACY[name], (1200,), root=0, workers=1, seed=seed, inject=frozenset({fault})))
+    ]
+    assert found
+
+
+def test_connections_overtake_one_another() -> None:
+    assert wrong(execute(overtaken(), (1200,), root=0, workers=1)) == 0
+    inject = frozenset({"reorder"})
+    assert any(wrong(execute(overtaken(), (1200,), root=0, workers=1, seed=seed, inject=inject)) for seed in range(30))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
+def test_right_programs_survive_every_fault(collective: str, seed: int) -> None:
+    direct = execute(hand_made.direct(collective, 3, k=2), (3000,), seed=seed, inject=frozenset(FAULTS), slot_bytes=300)
+    assert wrong(direct) == 0
+    if collective in RINGS:
+        ring = execute(hand_made.ring(collective, 4), (3000,), seed=seed, inject=faults_named("all"), slot_bytes=300)
+        assert wrong(ring) == 0
+
+
+def test_faults_by_name() -> None:
+    assert faults_named("all") == FAULTS.keys() - {"one-slot"} and faults_named("") == frozenset()
+    with pytest.raises(InputError, match="unknown fault 'rain'; use shuffle, "):
+        faults_named("delay,rain")
+    with pytest.raises(Stall, match=r"\(rrs\) waits for a free slot to rank 1 on channel 0 \(1 in flight\)"):
+        execute(hand_made.ring("allreduce", 3), timeout=0.3, inject=faults_named("one-slot"))
+
+
 # -- the command -------------------------------------------------------------------------------------------------
 
 
@@ -361,19 +492,33 @@ def test_the_command_prints_nccl_tests_table_and_json(command, tmp_path) -> None
     ]
 
 
+def test_the_command_tells_the_path_of_the_first_wrong_element(command, tmp_path) -> None:
+    program = hand_made.ring("allgather", 3)
+    xml.write(with_step(program, 0, 1, 0, srcbuf="o", srcoff=1), tmp_path / "bad.xml")
+    code, out, err = command("run", tmp_path / "bad.xml", "--size", "1200", "--json", "--inject", "delay", "--seed", 3)
+    assert code == 1
+    first = json.loads(out)["first_wrong"]
+    assert (first["rank"], first["where"], first["index"], first["chunk"]) == (1, "output", 0, 0)
+    assert [(hop["rank"], hop["tb"], hop["step"]) for hop in first["path"]][-2:] == [(0, 1, 0), (1, 1, 1)]
+    assert "  rank 0 tb 1 step 0 (s): reads o[1], sends to rank 1" in err.splitlines()
+
+
 def test_the_command_fails_with_one_line(command, tmp_path) -> None:
-    good, bad, dead = (tmp_path / name for name in ("good.xml", "bad.xml", "dead.xml"))
+    good, bad, dead, ring = (tmp_path / name for name in ("good.xml", "bad.xml", "dead.xml", "ring.xml"))
+    xml.write(hand_made.ring("allreduce", 2), ring)
     program = hand_made.ring("allgather", 2)
     xml.write(program, good)
     xml.write(with_step(program, 0, 0, 0, dstoff=1), bad)
     xml.write(hand_made.both_receive_first(), dead)
     for arguments, code, said in (
         ((bad,), 1, "wrong elements"),
+        ((bad, "--inject", "rain"), 2, "unknown fault"),
+        ((ring, "--dtype", "f8e4m3"), 1, "copies only"),
         ((dead, "--timeout", 0.3), 1, "stalled"),
         ((good, "--size", "1001B", "--exact"), 1, "not whole chunks"),
         ((tmp_path / "none.xml",), 2, "none.xml"),
         ((good, "--dtype", "float128"), 2, "float128"),
-        ((good, "--op", "avg"), 2, "avg"),
+        ((good, "--op", "mean"), 2, "mean"),
         ((good, "--size", "big"), 2, "big"),
         ((good, "--root", "2"), 2, "not a rank"),
         ((good, "-e", "1M"), 2, "-b"),

@@ -1,6 +1,7 @@
 // The interpreter: World (ranks as threads) and Endpoint (one rank, messages carried by Python).
 #include "interpreter.hpp"
 
+#include <set>
 #include <stdexcept>
 
 #include "endpoint.hpp"
@@ -15,13 +16,33 @@ namespace {
 using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
 using RankBuffers = std::tuple<Bytes, Bytes, Bytes>;
 
+Injection injection_of(const std::set<std::string>& names, std::uint64_t seed) {
+  Injection injection;
+  injection.seed = seed;
+  for (const std::string& name : names) {
+    if (name == "shuffle") injection.shuffle = true;
+    else if (name == "delay") injection.delay = true;
+    else if (name == "adversarial") injection.adversarial = true;
+    else if (name == "reorder") injection.reorder = true;
+    else throw std::invalid_argument("cannot inject '" + name + "'");
+  }
+  return injection;
+}
+
 Setting setting_of(const Program& program, const std::string& type, const std::string& reduction,
-                   std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, std::uint64_t seed) {
+                   std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, int root,
+                   const std::set<std::string>& inject, std::uint64_t seed) {
   if (chunk_elements < 1 || slots < 1 || slot_bytes < 1)
     throw std::invalid_argument("chunk_elements, slots and slot_bytes must be 1 or more");
   const ElementType element = element_type_named(type);
-  return {&program, Cut(element_bytes(element), chunk_elements, slot_bytes), slots,
-          combine_for(element, reduction_named(reduction)), seed};
+  const Reduction combined = reduction_named(reduction);
+  return {&program,
+          Cut(element_bytes(element), chunk_elements, slot_bytes),
+          slots,
+          combine_for(element, combined),
+          scale_for(element, combined),
+          root,
+          injection_of(inject, seed)};
 }
 
 Memory memory_of(RankBuffers& buffers, const Setting& setting) {
@@ -86,12 +107,15 @@ void bind_interpreter(py::module_& module) {
   py::class_<PyWorld>(module, "World")
       .def(py::init([](const Program& program, const std::string& dtype, const std::string& op,
                        std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes,
-                       std::vector<RankBuffers> buffers, std::uint64_t seed) {
+                       std::vector<RankBuffers> buffers, int root, const std::set<std::string>& inject,
+                       std::uint64_t seed) {
              return std::make_unique<PyWorld>(
-                 std::move(buffers), setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, seed));
+                 std::move(buffers),
+                 setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
            }),
            py::arg("program"), py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("chunk_elements"),
-           py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("seed") = 0, py::keep_alive<1, 2>())
+           py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("root") = -1,
+           py::arg("inject") = std::set<std::string>(), py::arg("seed") = 0, py::keep_alive<1, 2>())
       .def(
           "run",
           [](PyWorld& self, std::size_t workers, double timeout) {
@@ -109,14 +133,16 @@ void bind_interpreter(py::module_& module) {
   py::class_<PyEndpoint>(module, "Endpoint")
       .def(py::init([](const Program& program, int rank, const std::string& dtype, const std::string& op,
                        std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, RankBuffers buffers,
-                       const std::vector<std::array<std::int64_t, 3>>& chunks, std::uint64_t seed) {
+                       const std::vector<std::array<std::int64_t, 3>>& chunks, int root,
+                       const std::set<std::string>& inject, std::uint64_t seed) {
              return std::make_unique<PyEndpoint>(
                  rank, std::move(buffers), chunks,
-                 setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, seed));
+                 setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
            }),
            py::arg("program"), py::arg("rank"), py::kw_only(), py::arg("dtype"), py::arg("op"),
            py::arg("chunk_elements"), py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("chunks"),
-           py::arg("seed") = 0, py::keep_alive<1, 2>())
+           py::arg("root") = -1, py::arg("inject") = std::set<std::string>(), py::arg("seed") = 0,
+           py::keep_alive<1, 2>())
       .def("restart", [](PyEndpoint& self) { self.endpoint.restart(); })
       .def(
           "advance", [](PyEndpoint& self) { return self.endpoint.advance(); },

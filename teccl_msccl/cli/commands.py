@@ -2,6 +2,9 @@
 
 # ruff: noqa: F401, I001
 from . import topo
+from . import topo_detect
+from . import topo_match
+from . import topo_calibrate
 from . import synth
 from . import bounds
 from . import lower

@@ -10,7 +10,8 @@ TopologyArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY",
-        help="A preset (see `topo list`; NAMExN for N hosts), a topology JSON or a saved `nvidia-smi topo -m`.",
+        help="A preset (see `topo list`; NAMExN for N hosts), a topology JSON, a saved `nvidia-smi topo -m`, an "
+        "NCCL topology XML, or local.",
     ),
 ]
 CollectiveArgument = Annotated[
@@ -25,7 +26,11 @@ SizeOption = Annotated[
 ]
 HostsOption = Annotated[int, typer.Option("--hosts", help="That many hosts of the topology.")]
 NetworkOption = Annotated[
-    str | None, typer.Option("--network", help="How the hosts are joined: rail or single-switch.")
+    str | None,
+    typer.Option(
+        "--network",
+        help="How hosts are joined: rail, fat-tree, single-switch, ring or a JSON FILE (see `topo compose --help`).",
+    ),
 ]
 RootOption = Annotated[int, typer.Option("--root", help="Root of a broadcast, reduce, gather or scatter.")]
 TargetOption = Annotated[str, typer.Option("--target", help="The runtime the program is for.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,11 @@ from .app import app
 if TYPE_CHECKING:
     from ..program.program import Program
     from ..runtime.mpi import MpiWorld
-    from ..runtime.sweep import Row, Sweep
+    from ..runtime.sweep import Row, Sweep, WrongElement
     from ..runtime.world import Settings, World
 
 _MAX_SIZES = 1000
+_HOPS_SHOWN = 20
 #: mpirun ends the whole job when one process fails, so without MPI the others give rank 0 this long to say why.
 _RANK_0_SPEAKS_SECONDS = 3.0
 
@@ -33,9 +35,9 @@ def run(
     end: Annotated[str | None, typer.Option("--maxbytes", "-e", metavar="SIZE", help="Last size.")] = None,
     factor: Annotated[float, typer.Option("--stepfactor", "-f", help="From one size to the next.")] = 2.0,
     dtype: Annotated[
-        str, typer.Option("--dtype", "-d", metavar="T,T", help="float, half, bfloat16, …, or all.")
+        str, typer.Option("--dtype", "-d", metavar="T,T", help="float, half, bfloat16, …, f8e4m3, or all.")
     ] = "float",
-    op: Annotated[str, typer.Option("--op", "-o", metavar="OP,OP", help="sum, prod, max, min, or all.")] = "sum",
+    op: Annotated[str, typer.Option("--op", "-o", metavar="OP,OP", help="sum, prod, max, min, avg, or all.")] = "sum",
     iters: Annotated[int, typer.Option("--iters", "-n", help="Timed runs of each case.")] = 5,
     warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed runs before them.")] = 1,
     root: Annotated[int | None, typer.Option("--root", "-r", help="Root [default: the one the file serves].")] = None,
@@ -45,23 +47,43 @@ def run(
     exact: Annotated[bool, typer.Option("--exact", help="Refuse sizes that do not divide; else round up.")] = False,
     slots: Annotated[int | None, typer.Option("--slots", help="Transfers in flight [default: the protocol's].")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Threads [default: min(ranks, cores)].")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Not 0: visit threadblocks in a random order.")] = 0,
+    inject: Annotated[
+        str,
+        typer.Option(
+            "--inject",
+            metavar="F,F",
+            help="Faults under --seed, every run checked: shuffle (threadblocks in random order), delay (they pause), "
+            "adversarial (one runs alone, one starves), reorder (connections overtake one another), one-slot "
+            "(one transfer in flight), or all: all but one-slot, which right programs survive.",
+        ),
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Of --inject; alone, not 0: --inject shuffle.")] = 0,
 ) -> None:
     """Execute FILE on real data and compare every element: alone with threads, under mpirun one rank per process.
 
     Sizes count as in nccl-tests: 64KB is 1000s, 64KiB and 64K are 1024s.
     """
+    from ..collective.demand import REDUCING
     from ..runtime.elements import dtypes_named, reductions_named
     from ..runtime.launch import join, launched
     from ..runtime.sweep import Sweep
     from ..runtime.threads import ThreadWorld
-    from ..runtime.world import Settings
+    from ..runtime.world import Settings, faults_named
 
+    def chosen(program: Program) -> tuple[Sweep, Settings]:
+        dtypes = dtypes_named(dtype, program.collective in REDUCING)
+        sweep = Sweep(_sizes(size, begin, end, factor), dtypes, reductions_named(op), iters, warmup, exact)
+        return sweep, Settings(slots, None, workers, timeout, seed, faults_named(inject))
+
+    options = {
+        "--size": size, "-b": begin, "-e": end, "-f": factor, "--dtype": dtype, "--op": op, "--iters": iters,
+        "--warmup": warmup, "--root": root, "--timeout": timeout, "--exact": exact, "--slots": slots,
+        "--inject": inject, "--seed": seed,
+    }  # fmt: skip
     launch = launched()
     if launch is None:
-        sweep = Sweep(_sizes(size, begin, end, factor), dtypes_named(dtype), reductions_named(op), iters, warmup, exact)
-        settings = Settings(slots, None, workers, timeout, seed)
         program, _ = _load(file)
+        sweep, settings = chosen(program)
         if not _execute(ThreadWorld(program.nranks), program, file, sweep, settings, root):
             raise typer.Exit(1)
         return
@@ -75,21 +97,9 @@ def run(
         raise typer.Exit(2) from None
     try:
         with world:
-            sweep, settings = world.attempt(
-                lambda: (
-                    Sweep(
-                        _sizes(size, begin, end, factor),
-                        dtypes_named(dtype),
-                        reductions_named(op),
-                        iters,
-                        warmup,
-                        exact,
-                    ),
-                    Settings(slots, None, workers, timeout, seed),
-                )
-            )
             program, digest = world.attempt(lambda: _load(file))
-            _require_same(world, digest, repr((sweep, settings, root)))
+            _require_same(world, digest, options)
+            sweep, settings = world.attempt(lambda: chosen(program))
             world.attempt(lambda: _require_ranks(world.nranks, program, file))
             right = _execute(world, program, file, sweep, settings, root)
     except (InputError, Refused) as error:
@@ -138,12 +148,16 @@ def _load(file: Path) -> tuple[Program, bytes]:
     return xml.parse(data, str(file)), hashlib.sha256(data).digest()
 
 
-def _require_same(world: MpiWorld, digest: bytes, options: str) -> None:
+def _require_same(world: MpiWorld, digest: bytes, options: Mapping[str, object]) -> None:
     """Every process must have the same file and options before the first byte moves."""
-    theirs = world.gather(digest.hex().encode() + hashlib.sha256(options.encode()).hexdigest().encode())
+    digests = {"file": digest} | {
+        name: hashlib.sha256(repr(given).encode()).digest() for name, given in options.items()
+    }
+    theirs = world.gather(b"".join(each.hex()[:32].encode() for each in digests.values()))
 
     def compare() -> None:
-        for what, part in (("file", slice(0, 64)), ("options", slice(64, 128))):
+        for position, what in enumerate(digests):
+            part = slice(32 * position, 32 * (position + 1))
             different = [rank for rank, said in enumerate(theirs) if said[part] != theirs[0][part]]
             if different:
                 ranks = ", ".join(map(str, different[:8])) + ("…" if len(different) > 8 else "")
@@ -212,12 +226,26 @@ def _conclude(world: World, program: Program, file: Path, rows: list[Row]) -> bo
             "rows": [row.to_json() for row in rows],
         }
         if first is not None:
-            answer["first_wrong"] = first.first_wrong
+            answer["first_wrong"] = first.first_wrong.to_json() if first.first_wrong else None
         output.answer(answer, lambda: _print(table.footer(rows)))
         if first is not None:
             case = f"{first.size} bytes {first.dtype} {first.op} {first.mode}"
+            _tell_path(first.first_wrong)
             output.note(f"error: {file}: {first.wrong} wrong elements ({case}); first: {first.first_wrong}")
     return first is None
+
+
+def _tell_path(wrong: WrongElement | None) -> None:
+    """Which steps brought the first wrong element to where it is; of a long path, its ends."""
+    if wrong is None:
+        return
+    hops = [str(hop) for hop in wrong.path] or ["no step writes it"]
+    if len(hops) > _HOPS_SHOWN:
+        half = _HOPS_SHOWN // 2
+        hops = [*hops[:half], f"… {len(hops) - 2 * half} more …", *hops[-half:]]
+    output.note("path of the first wrong element:")
+    for hop in hops:
+        output.note(f"  {hop}")
 
 
 def _print(lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`topo`: list, show, convert and compose topologies."""
+"""`topo`: list, show, convert and compose topologies (more of its commands are in the files beside)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from ..topology.detected import Detected, Finding
     from ..topology.model import Topology
 
-topo = typer.Typer(help="List, show, convert and compose topologies.", rich_markup_mode=None)
+topo = typer.Typer(help="Detect, name, show, compose, match and calibrate topologies.", rich_markup_mode=None)
 app.add_typer(topo, name="topo")
 
-Name = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="A preset, NAMExN, a generator, or a file.")]
+NETWORK_HELP = (
+    "What joins the hosts: rail (NIC i of each on switch i), fat-tree (4 hosts a leaf), single-switch, ring, or a JSON "
+    "FILE naming switches, the NICs that each joins, and wires. rail:2 and fat-tree:2 have uplinks to a spine of half "
+    "the bandwidth below them."
+)
+Name = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="A preset, NAMExN, a generator, a file, or local.")]
 Hosts = Annotated[int, typer.Option(help="Number of hosts, copies of the topology.")]
-Network = Annotated[str | None, typer.Option(help="What joins the hosts: rail or single-switch.")]
+Network = Annotated[str | None, typer.Option(help=NETWORK_HELP)]
 Out = Annotated[Path, typer.Option("-o", "--output", help="The topology JSON to write.")]
 
 
@@ -48,12 +53,25 @@ def list_topologies() -> None:
 
 
 @topo.command()
-def show(topology: Name, hosts: Hosts = 1, network: Network = None) -> None:
+def show(
+    topology: Name,
+    hosts: Hosts = 1,
+    network: Network = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture to draw besides: NAME.svg, .png or .pdf.")
+    ] = None,
+) -> None:
     """Show a topology's nodes, its classes of links, and what was assumed, doubted or found broken in reading it."""
     from ..topology.catalog import load
 
     detected = load(topology, hosts, network)
-    output.answer(_as_dict(detected), lambda: _print_topology(detected))
+    value = topology_as_dict(detected)
+    if out is not None:
+        from ..topology.picture import draw
+
+        draw(detected.topology, out)
+        value["file"] = str(out)
+    output.answer(value, lambda: print_topology(detected))
 
 
 @topo.command()
@@ -61,10 +79,11 @@ def convert(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Saved outputs of one host.")],
     out: Out,
 ) -> None:
-    """Turn saved outputs of one host (`nvidia-smi topo -m`, with `nvlink -s`, `-L` …) into a topology JSON."""
+    """Turn saved outputs of one host into a topology JSON: `nvidia-smi topo -m` (with `topo -p2p r`, `nvlink -s`, `-L`,
+    `-q`), an NCCL or RCCL topology XML, or both, each filling what the other leaves out."""
     from ..topology.catalog import read_captures, read_file
 
-    _write(read_file(files[0]) if len(files) == 1 else read_captures(files), out)
+    write_topology(read_file(files[0]) if len(files) == 1 else read_captures(files), out)
 
 
 @topo.command()
@@ -81,22 +100,22 @@ def compose(
     from ..topology.fabric import join
 
     if len(topologies) == 1:
-        _write(load(topologies[0], hosts, network), out)
+        write_topology(load(topologies[0], hosts, network), out)
         return
     if hosts < 1:
         raise InputError(f"{hosts} hosts; at least 1 is needed")
     parts = [load(name) for name in topologies]
     joined = join([part.topology for part in parts for _ in range(hosts)], network)
-    _write(Detected(joined, tuple(finding for part in parts for finding in part.findings)), out)
+    write_topology(Detected(joined, tuple(finding for part in parts for finding in part.findings)), out)
 
 
-def _write(detected: Detected, out: Path) -> None:
+def write_topology(detected: Detected, out: Path) -> None:
     detected.topology.write(out)
-    value = {**_as_dict(detected), "file": str(out)}
+    value = {**topology_as_dict(detected), "file": str(out)}
     output.answer(value, lambda: _print_written(detected, out))
 
 
-def _as_dict(detected: Detected) -> dict[str, Any]:
+def topology_as_dict(detected: Detected) -> dict[str, Any]:
     topology = detected.topology
     findings = [{"level": f.level, "device": f.device, "text": f.text} for f in detected.findings]
     return {**topology.to_json(), "nranks": topology.nranks, "hosts": len(topology.hosts), "findings": findings}
@@ -117,7 +136,7 @@ def _print_list(boards: list[dict[str, Any]], generators: tuple[str, ...]) -> No
     output.stdout.print("Any preset with NICs: NAMExN for N hosts.", markup=False)
 
 
-def _print_topology(detected: Detected) -> None:
+def print_topology(detected: Detected) -> None:
     topology = detected.topology
     hosts = len(topology.hosts)
     head = f"{topology.name}: {topology.nranks} GPU{'s' * (topology.nranks != 1)}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, Refused
 
 Array = NDArray[Any]
 
@@ -22,12 +22,14 @@ Array = NDArray[Any]
 class Dtype:
     """An element type. `storage` is what NumPy holds (bfloat16: its bits); `exact` is the largest n such that every
     integer in −n..n is represented, 0 for integer types, whose arithmetic wraps and is always exact;
-    `exponent` bounds the powers of two 2^±exponent that are normal numbers."""
+    `exponent` bounds the powers of two 2^±exponent that are normal numbers. `copies_only`: 8-bit floats are moved as
+    bytes and never reduced."""
 
     name: str
     storage: np.dtype[Any]
     exact: int = 0
     exponent: int = 0
+    copies_only: bool = False
 
     @property
     def bytes(self) -> int:
@@ -78,21 +80,47 @@ DTYPES: Mapping[str, Dtype] = MappingProxyType(
         "bfloat16": _floating("bfloat16", "uint16", 2**8, 126),
         "float": _floating("float", "float32", 2**24, 126),
         "double": _floating("double", "float64", 2**53, 1022),
+        **{name: Dtype(name, np.dtype(np.uint8), copies_only=True) for name in ("f8e4m3", "f8e5m2")},
     }
 )
 _ALIASES = MappingProxyType(
-    {"float16": "half", "float32": "float", "float64": "double", "fp16": "half", "bf16": "bfloat16"}
+    {
+        "float16": "half",
+        "float32": "float",
+        "float64": "double",
+        "fp16": "half",
+        "bf16": "bfloat16",
+        **{f"{spelling}{kind}": f"f8{kind}" for spelling in ("fp8", "fp8_", "") for kind in ("e4m3", "e5m2")},
+    }
 )
 
-#: Reductions, as NumPy computes them.
+#: Reductions, as NumPy combines them. An average is a sum that every rank divides by the number of ranks at the end.
 REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
-    {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "avg": np.add}
 )
 
 
-def dtypes_named(text: str) -> tuple[Dtype, ...]:
-    """The types in a comma list, or all of them ("all"). Raises `InputError`."""
-    return tuple(DTYPES[name] for name in _names(text, DTYPES, "element type", _ALIASES))
+def averaged(total: Array, nranks: int) -> Array:
+    """`total / nranks`: floats exactly rounded, integers cut towards zero as NCCL does."""
+    if total.dtype.kind == "f":
+        return total / nranks
+    wide = total.astype(np.int64 if total.dtype.kind == "i" else np.uint64)
+    down, rest = np.divmod(wide, wide.dtype.type(nranks))
+    result: Array = np.where((wide < 0) & (rest != 0), down + wide.dtype.type(1), down).astype(total.dtype)
+    return result
+
+
+def dtypes_named(text: str, reducing: bool = False) -> tuple[Dtype, ...]:
+    """The types in a comma list, or all of them ("all"): all that can be reduced, if `reducing`. Raises `InputError`,
+    or `Refused` for a type that is named and cannot be reduced."""
+    dtypes = tuple(DTYPES[name] for name in _names(text, DTYPES, "element type", _ALIASES))
+    if not reducing:
+        return dtypes
+    reducible = tuple(dtype for dtype in dtypes if not dtype.copies_only)
+    if len(reducible) < len(dtypes) and text.strip().lower() != "all":
+        fixed = next(dtype.name for dtype in dtypes if dtype.copies_only)
+        raise Refused(f"{fixed} is for copies only; reduce half or bfloat16 instead, or run a collective that copies")
+    return reducible
 
 
 def reductions_named(text: str) -> tuple[str, ...]:

@@ -30,9 +30,11 @@ _TEXT_BYTES = 1024
 
 
 class Patience:
-    """Waiting that is quick to notice a message and soon leaves the core to other ranks."""
+    """Waiting that is quick to notice a message: `eager` looks, the first few without letting anyone else run, and then
+    the core is left to other ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, eager: int = 10) -> None:
+        self._eager = eager
         self._idle = 0
 
     def reset(self) -> None:
@@ -40,10 +42,12 @@ class Patience:
 
     def wait(self) -> None:
         self._idle += 1
-        if self._idle < 10:
+        if self._idle < self._eager // 50:
+            return
+        if self._idle < self._eager:
             os.sched_yield()
         else:
-            time.sleep(min(1e-3, 1e-6 * self._idle))
+            time.sleep(min(1e-3, 1e-5 * (self._idle - self._eager)))
 
 
 class MpiWorld:
@@ -65,6 +69,9 @@ class MpiWorld:
         self._agreed: BaseException | None = None
         host = self.gather(MPI.Get_processor_name().encode())
         self.processes_here = host.count(host[self.rank])
+        # A wake-up costs as much as a message takes, so with a core for every rank look for some milliseconds first.
+        crowded = self.processes_here > len(os.sched_getaffinity(0))
+        self.eager_looks = 10 if crowded else 1000
 
     def __enter__(self) -> MpiWorld:
         return self
@@ -136,6 +143,8 @@ class MpiWorld:
                 slot_bytes=settings.slot_bytes_of(case.program),
                 buffers=buffers[self.rank].arrays,
                 chunks=[(layout.input_chunks, layout.output_chunks, gpu.scratch_chunks) for gpu in case.program.gpus],
+                root=-1 if case.root is None else case.root,
+                inject=set(settings.faults),
                 seed=settings.seed,
             )
         except ValueError as error:
@@ -191,7 +200,7 @@ class MpiExecution:
             line.expect()
         world.wait(world.comm.Ibarrier())
         pulse = _Pulse(world, self._timeout)
-        patience = Patience()
+        patience = Patience(world.eager_looks)
         start = time.perf_counter()
         seconds: float | None = None
         while not pulse.everyone_finished:

@@ -6,13 +6,15 @@ that are to be reduced are chosen so that every order of combining them is exact
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..collective.demand import REDUCING
 from .buffers import Layout
-from .elements import REDUCTIONS, Array, Dtype, from_bfloat16
+from .elements import REDUCTIONS, Array, Dtype, averaged, from_bfloat16
 
 #: Inputs repeat after this many elements: a prime, so that no chunk size is a multiple of it.
 PERIOD = 131_071
@@ -20,8 +22,8 @@ PERIOD = 131_071
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first wrong element of a rank: its index in the output (or, `where` "input", in the input that should
-    not have changed), what was expected and what is there."""
+    """The first wrong element of a rank: its index in the output (or, `where` "input (changed)", in the input that
+    should not have changed), what was expected and what is there."""
 
     rank: int
     where: str
@@ -31,6 +33,11 @@ class Mismatch:
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.where}[{self.index}]: expected {self.expected}, got {self.got}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that JSON has no number for (infinities, NaN) are strings."""
+        values = {key: v if math.isfinite(v) else str(v) for key, v in (("expected", self.expected), ("got", self.got))}
+        return {"rank": self.rank, "where": self.where, "index": self.index, **values}
 
 
 class Reference:
@@ -94,6 +101,8 @@ class Reference:
             total: Array = self._wide(self._period(0))
             for rank in range(1, self.layout.nranks):
                 total = combine(total, self._wide(self._period(rank)))
+            if self.reduction == "avg":
+                total = averaged(total, self.layout.nranks)
             self._reduced = self.dtype.from_float64(total) if self.dtype.floating else total
         return self._reduced
 
@@ -109,7 +118,7 @@ def contribution(rank: int, nranks: int, count: int, dtype: Dtype, kind: str) ->
 
     Copies and integers: any bits (odd for prod, so that no factor is lost as 0). Floats: sum, nonzero integers
     small enough that all ranks' magnitudes add up to no more than the type holds exactly; prod, ±1, ±2 and ±½ with
-    few enough powers of two that no order of multiplying overflows; max and min, nonzero integers.
+    few enough powers of two that no order of multiplying overflows; max and min, nonzero integers; avg as sum.
     """
     index = np.arange(count, dtype=np.uint64)
     hashed = _hash(index + np.uint64((rank + 1) * 0x9E3779B97F4A7C15 % 2**64))
@@ -123,7 +132,7 @@ def contribution(rank: int, nranks: int, count: int, dtype: Dtype, kind: str) ->
         power = np.where(takes_turn, (draw % np.uint64(3)).astype(np.float64) - 1, 0.0)
         return dtype.from_float64(sign * np.exp2(power))
     limit = min(dtype.exact, 2**53)
-    if kind != "sum":
+    if kind in ("max", "min"):
         return dtype.from_float64(sign * (draw % np.uint64(limit) + np.uint64(1)).astype(np.float64))
     magnitude = (draw % np.uint64(max(1, limit // nranks)) + np.uint64(1)).astype(np.float64)
     takes_turn = (index + np.uint64(rank)) % np.uint64(-(-nranks // limit)) == 0

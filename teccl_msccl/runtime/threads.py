@@ -47,6 +47,8 @@ class ThreadExecution:
                 slots=settings.slots_of(case.program),
                 slot_bytes=settings.slot_bytes_of(case.program),
                 buffers=[buffers[rank].arrays for rank in range(case.program.nranks)],
+                root=-1 if case.root is None else case.root,
+                inject=set(settings.faults),
                 seed=settings.seed,
             )
         except ValueError as error:

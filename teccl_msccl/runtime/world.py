@@ -20,6 +20,29 @@ SLOT_BYTES: Mapping[str, int] = MappingProxyType({"Simple": 512 * 1024, "LL": 32
 MAX_SLOTS = 1024
 
 
+#: What `--inject` can put a run through (csrc/injection.hpp). One slot is less than any protocol grants, so a right
+#: program may need more; it survives the others.
+FAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "shuffle": "threadblocks move in a random order, one transfer at a time",
+        "delay": "threadblocks pause at random",
+        "adversarial": "one threadblock of a rank runs alone while another starves, chosen at random",
+        "reorder": "connections overtake one another (messages of one connection never do)",
+        "one-slot": "one transfer in flight per connection",
+    }
+)
+
+
+def faults_named(text: str) -> frozenset[str]:
+    """The faults in a comma list, or ("all") all that a right program survives. Raises `InputError`."""
+    words = {word.strip().lower() for word in text.split(",") if word.strip()}
+    if "all" in words:
+        words = words - {"all"} | FAULTS.keys() - {"one-slot"}
+    if unknown := sorted(words - FAULTS.keys()):
+        raise InputError(f"unknown fault {unknown[0]!r}; use {', '.join(FAULTS)} or all (all but one-slot)")
+    return frozenset(words)
+
+
 class Stall(Refused):
     """Nothing moved for the watchdog's time. `blocked` has a line for every threadblock that could not go on."""
 
@@ -32,14 +55,15 @@ class Stall(Refused):
 @dataclass(frozen=True)
 class Settings:
     """How to execute. `slots` and `slot_bytes` default to the protocol's; `workers` (threads only) to the smaller of
-    ranks and cores; `timeout` is the watchdog's, in seconds; a `seed` other than 0 visits threadblocks in a random
-    order, one transfer at a time, which shows programs that rely on an order they do not state."""
+    ranks and cores; `timeout` is the watchdog's, in seconds; `inject` names the faults (of `FAULTS`) that the run is
+    put through under `seed`. A seed other than 0 alone injects `shuffle`."""
 
     slots: int | None = None
     slot_bytes: int | None = None
     workers: int | None = None
     timeout: float = 30.0
     seed: int = 0
+    inject: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name, value, most in (("slots", self.slots, MAX_SLOTS), ("slot_bytes", self.slot_bytes, 2**30),
@@ -51,7 +75,19 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed {self.seed}; use 0 or a positive number")
 
+    @property
+    def injects(self) -> bool:
+        return bool(self.inject or self.seed)
+
+    @property
+    def faults(self) -> frozenset[str]:
+        """What is injected into the order of events."""
+        chosen = self.inject - {"one-slot"}
+        return chosen or (frozenset({"shuffle"}) if self.seed else chosen)
+
     def slots_of(self, program: Program) -> int:
+        if "one-slot" in self.inject:
+            return 1
         return self.slots or CREDITS[program.protocol]
 
     def slot_bytes_of(self, program: Program) -> int:

@@ -166,7 +166,7 @@ def _filling_time(nbytes: float, links: list[tuple[float, float]]) -> float:
 
 
 def whole_chunks_us(topology: Topology, demand: Demand) -> float:
-    """A lower bound for schedules that move the chunks of `demand` whole, store and forward.
+    """A lower bound for schedules that move the chunks of `demand` whole, store and forward, on direct paths.
 
     The larger of the time to bring the farthest chunk over, paying β at every GPU on the way, and, per GPU, the time
     at which its in-links have delivered as many whole chunks as it needs, or its out-links taken what it must give.

@@ -13,7 +13,10 @@ from pathlib import Path
 from ..errors import InputError
 from ..files import parse_json, read_bytes
 from . import generators
-from .detect import nvidia_smi
+from .detect import live, nccl_xml, nvidia_smi
+from .detect.assembly import assemble
+from .detect.combine import combined
+from .detect.facts import Reading
 from .detected import Detected, Finding
 from .fabric import compose, line_rate_GBps, network_nics
 from .model import Topology
@@ -26,8 +29,9 @@ _COPIES = re.compile(r"(.+)x([0-9]{1,9})")
 def load(text: str, hosts: int = 1, network: str | None = None) -> Detected:
     """The topology that `text` names, and the findings of reading it.
 
-    `text` is a generator's name ("ring-8"), a preset's ("dgx-a100"; "dgx-a100x2" for 2 hosts), or a file: a topology
-    JSON or saved `nvidia-smi topo -m` output. Names are in either case and go before files of the same name.
+    `text` is a generator's name ("ring-8"), a preset's ("dgx-a100"; "dgx-a100x2" for 2 hosts), "local" for this
+    machine, or a file: a topology JSON, saved `nvidia-smi topo -m` output, or an NCCL or RCCL topology XML. Names are
+    in either case and go before files of the same name.
     `hosts` copies are joined by `network` (see `fabric.compose`). Raises `InputError`.
     """
     host, copies = _one_host(text)
@@ -53,9 +57,7 @@ def _one_host(text: str) -> tuple[Detected, int | None]:
     """What `text` names, and the number of hosts where the name says it."""
     name = text.strip().lower()
     if name == "local":
-        raise InputError(
-            "local: live detection is not there yet; save the output of `nvidia-smi topo -m` to a file and give that"
-        )
+        return live.detect(), None
     named = _named(name)
     if named is not None:
         return named, None
@@ -120,18 +122,45 @@ def _common_sizes() -> list[str]:
 def read_file(path: Path) -> Detected:
     """A topology JSON or a capture, by its content."""
     data = read_bytes(path, "topology")
-    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith((b"{", b"[{")):
+    if _content(data).startswith((b"{", b"[{")):
         return Detected(Topology.from_json(parse_json(data, path, "a topology"), str(path)))
-    if start.startswith(b"<"):
-        raise InputError(f"{path}: XML is not read yet; give `nvidia-smi topo -m` output or a topology JSON")
-    return nvidia_smi.parse(_text(data, path), str(path), path.name.split(".")[0])
+    return _assembled(_reading(data, path), [path])
 
 
 def read_captures(paths: list[Path]) -> Detected:
-    """One host's topology from several saved outputs, read as if pasted in one file."""
-    texts = [_text(read_bytes(path, "capture"), path) for path in paths]
-    return nvidia_smi.parse("\n".join(texts), " + ".join(map(str, paths)), paths[0].name.split(".")[0])
+    """One host's topology from several saved outputs of it: texts as if pasted in one file, XML combined with them."""
+    texts: list[str] = []
+    readings: list[Reading] = []
+    for path in paths:
+        data = read_bytes(path, "capture")
+        if _content(data).startswith(b"{"):
+            raise InputError(f"{path}: a topology JSON already; only saved outputs of a host are combined")
+        if _content(data).startswith(b"<"):
+            readings.append(nccl_xml.read(data, str(path)))
+        else:
+            texts.append(_text(data, path))
+    if texts:
+        where = " + ".join(str(path) for path in paths if path.suffix != ".xml")
+        readings.insert(0, nvidia_smi.read("\n".join(texts), where))
+    return _assembled(combined(readings), paths)
+
+
+def _assembled(reading: Reading, paths: list[Path]) -> Detected:
+    name = paths[0].name.split(".")[0]
+    files = ", ".join(path.name for path in paths)
+    detected = assemble(reading.host, name, f"read from {files}")
+    return Detected(detected.topology, (*reading.findings, *detected.findings))
+
+
+def _reading(data: bytes, path: Path) -> Reading:
+    if _content(data).startswith(b"<"):
+        return nccl_xml.read(data, str(path))
+    return nvidia_smi.read(_text(data, path), str(path))
+
+
+def _content(data: bytes) -> bytes:
+    """The first bytes that are not white space or a byte order mark."""
+    return data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
 
 
 def _text(data: bytes, path: Path) -> str:
@@ -140,7 +169,9 @@ def _text(data: bytes, path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not text; give a topology JSON or `nvidia-smi topo -m` output") from None
+        raise InputError(
+            f"{path}: not text; give a topology JSON, NCCL topology XML or `nvidia-smi topo -m` output"
+        ) from None
 
 
 def _network_findings(host: Topology, cluster: Topology) -> tuple[Finding, ...]:
@@ -150,6 +181,8 @@ def _network_findings(host: Topology, cluster: Topology) -> tuple[Finding, ...]:
     switches = [node.name for node in cluster.nodes if node.host < 0]
     nics = network_nics(host)
     hosts = len(cluster.hosts)
+    if nics and not switches and any(link.kind == "network" for link in cluster.links):
+        return (Finding("info", "", f"{hosts} hosts in a ring, NIC to NIC: programs pass data on through GPUs"),)
     if not switches or not nics:
         return (Finding("info", "", f"{hosts} hosts joined as the board's own description says"),)
     rates = sorted({line_rate_GBps(host, nic) for nic in nics})

@@ -210,8 +210,9 @@ class Topology:
 
     @classmethod
     def load(cls, name: str, hosts: int = 1, network: str | None = None) -> Topology:
-        """A preset's name (`"dgx-a100"`, `"ring-8"`, `"dgx-a100x2"`), a topology JSON file, or a saved
-        `nvidia-smi topo -m` output; `hosts` copies joined by `network` ("rail" or "single-switch")."""
+        """A preset's name (`"dgx-a100"`, `"ring-8"`, `"dgx-a100x2"`), `"local"`, a topology JSON file, a saved
+        `nvidia-smi topo -m` output or an NCCL topology XML; `hosts` copies joined by `network` ("rail", "fat-tree",
+        "single-switch", "ring", or a network file)."""
         from .catalog import load  # the catalog builds Topologies, so it imports this file
 
         return load(name, hosts=hosts, network=network).topology

@@ -40,7 +40,8 @@ def direct_paths(topology: Topology, pairs: frozenset[tuple[int, int]] | None = 
     total α, of these the ones with the fewest links. Where the best path is a link that joins the two GPUs, all
     such links are paths, the narrower ones too. Of paths that tie at most `MAX_PATHS_PER_PAIR` are kept, evenly
     spaced among them and rotated by source + destination so that the pairs spread over shared links. A pair that
-    only other GPUs join has no path. `pairs` of ranks limits the answer to them.
+    only other GPUs join has no path; nor has one that only NICs of a third host join, cabled to each other's: a NIC
+    passes on nothing that is not its host's. `pairs` of ranks limits the answer to them.
 
     For each source one widest-path search and, per distinct bottleneck, one shortest-path search:
     O(GPUs · links · log nodes), plus the paths' total length.
@@ -52,10 +53,32 @@ def direct_paths(topology: Topology, pairs: frozenset[tuple[int, int]] | None = 
     else:
         for src, dst in pairs:
             wanted[src].add(dst)
-    links_from: dict[int, list[Link]] = defaultdict(list)
-    for link in topology.links:
-        links_from[link.src].append(link)
-    return tuple(path for src in sorted(wanted) for path in _paths_from(topology, links_from, src, wanted[src]))
+    links_from = _LinksFrom(topology)
+    return tuple(path for src in sorted(wanted) for path in _paths_from(topology, links_from.of(src), src, wanted[src]))
+
+
+class _LinksFrom:
+    """The links out of each node that a GPU's transfers may take: all, but for cables between NICs of other hosts."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._host_of = {rank: topology.node_by_id[gpu].host for rank, gpu in enumerate(topology.gpus)}
+        nic_host = {node.id: node.host for node in topology.nodes if node.kind == "nic"}
+        self._cables = {x.id: nic_host[x.src] for x in topology.links if x.src in nic_host and x.dst in nic_host}
+        self._all: dict[int, list[Link]] = defaultdict(list)
+        for link in topology.links:
+            self._all[link.src].append(link)
+        self._of_host: dict[int, dict[int, list[Link]]] = {}
+
+    def of(self, rank: int) -> Mapping[int, list[Link]]:
+        if not self._cables:
+            return self._all
+        host = self._host_of[rank]
+        if host not in self._of_host:
+            links: dict[int, list[Link]] = defaultdict(list)
+            for node, leaving in self._all.items():
+                links[node] = [link for link in leaving if self._cables.get(link.id, host) == host]
+            self._of_host[host] = links
+        return self._of_host[host]
 
 
 def _paths_from(

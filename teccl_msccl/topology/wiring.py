@@ -6,6 +6,8 @@ A host's JSON may carry `"network"`, a list of which the first entry that allows
   host to local rank `dst` of every other;
 - `{"switch": "IB", "up": [{"rank": 0, …}], "down": [{"rank": 1, …}]}`: from local ranks up to one switch that all
   hosts share, and down from it.
+
+A text in its place (`"network": "single-switch"`) names the network that joins the board's NICs (see `network`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Wiring:
 def wiring_of(host: Topology, hosts: int) -> Wiring | None:
     """The wiring that `host` describes for `hosts` hosts, None where it describes none. Raises `InputError`."""
     entries = host.extra.get("network")
-    if entries is None:
+    if entries is None or isinstance(entries, str):
         return None
     if not isinstance(entries, list):
         raise InputError(f'{host.name}: "network" must be a list of wirings')

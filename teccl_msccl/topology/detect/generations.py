@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from ..detected import Finding
-from .facts import HostFacts
+from .facts import HostFacts, pair
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ GENERATIONS = {
     )
 }
 
+#: AMD's, by gfx number: xGMI GB/s per link as RCCL's tuning model has them; no switch joins them.
+AMD_GENERATIONS = {
+    generation.sm: generation
+    for generation in (
+        Generation(906, 99, 24.0, 24.0, 12.0, 16.0, 20.0),
+        Generation(908, 99, 24.0, 24.0, 24.0, 16.0, 20.0),
+        Generation(910, 99, 36.0, 24.0, 24.0, 16.0, 24.0),
+        Generation(942, 99, 48.0, 48.0, 48.0, 16.0, 40.0),
+    )
+}
+
 #: A GPU of no known generation, on PCIe: the slowest figures, so that nothing is promised that is not there.
 UNKNOWN = GENERATIONS[61]
 
@@ -60,23 +72,65 @@ _MODELS = (
 
 
 def generation_of(host: HostFacts) -> tuple[Generation, tuple[Finding, ...]]:
-    """The generation of a host's GPUs: by their product name where known, else by their NVLink counts."""
+    """The generation of a host's GPUs: as stated, else by their product name, else by their NVLink counts."""
+    for gpu, number in host.generation.items():
+        generation = stated_generation(number, host.link_kind)
+        name = f"sm{number}" if generation.sm in GENERATIONS else "gfx90a" if number == 910 else f"gfx{number}"
+        model = host.models.get(gpu, "")
+        text = (
+            f"{model + ': ' if model else ''}{name}, {generation.nvlink_GBps:g} GB/s per {_LINK_NAMES[host.link_kind]}"
+        )
+        return generation, (Finding("info", gpu, text),)
     for gpu, model in host.models.items():
         for pattern, sm in _MODELS:
             if re.search(pattern, model, re.IGNORECASE):
                 return GENERATIONS[sm], (Finding("info", gpu, f"{model}: sm{sm}, figures of that generation"),)
-    if not host.nvlinks:
+    if not host.nvlinks and not host.switched:
+        if host.pci:
+            return _by_pcie(host)
         text = (
             f"no NVLink and no GPU model in the capture: PCIe Gen3 x16 ({UNKNOWN.pcie_GBps:g} GB/s) assumed; "
             "add the output of `nvidia-smi -L` for the true generation"
         )
         return UNKNOWN, (Finding("warning", "", text),)
+    if not host.nvlinks:
+        host = replace(
+            host, nvlinks={pair(*ends): _links_shared(host, *ends) for ends in combinations(host.switched, 2)}
+        )
     sm, reason, doubt = _by_nvlinks(host)
     generation = GENERATIONS[sm]
     text = f"no GPU model in the capture: {reason} read as sm{sm}, {generation.nvlink_GBps:g} GB/s per NVLink"
     if doubt:
         text += f"; {doubt}: add the output of `nvidia-smi -L` to be sure"
     return generation, (Finding("warning" if doubt else "info", "", text),)
+
+
+def _links_shared(host: HostFacts, one: str, other: str) -> int:
+    """The links of two GPUs on an NVSwitch, as `nvidia-smi topo -m` would count them."""
+    return min(host.switched[one], host.switched[other])
+
+
+def _by_pcie(host: HostFacts) -> tuple[Generation, tuple[Finding, ...]]:
+    """GPUs without NVLink and name, by the bandwidth of their PCIe links."""
+    fastest = max((GBps for device, GBps in host.pcie_GBps.items() if device in host.gpus), default=0.0)
+    generation = next((GENERATIONS[sm] for sm in (90, 80) if GENERATIONS[sm].pcie_GBps <= fastest), UNKNOWN)
+    text = f"no GPU model here: PCIe links of {fastest:g} GB/s read as sm{generation.sm}"
+    return generation, (Finding("warning", "", text),)
+
+
+_LINK_NAMES = {"nvlink": "NVLink", "xgmi": "xGMI link"}
+
+
+def stated_generation(number: int, link_kind: str) -> Generation:
+    """The newest known generation that is not newer than `number` (the oldest where none is)."""
+    known = AMD_GENERATIONS if link_kind == "xgmi" or number in AMD_GENERATIONS else GENERATIONS
+    return known[max((sm for sm in known if sm <= number), default=min(known))]
+
+
+def gfx_number(name: str) -> int | None:
+    """AMD's gfx number of "gfx90a", "gfx942:sramecc+" or RCCL's "910": 910, 942 and 910; None for anything else."""
+    match = re.match(r"(?:gfx)?(\d{1,2})(\d)([0-9a-f])(?![0-9a-f])", name.strip().lower())
+    return 100 * int(match[1]) + 10 * int(match[2]) + int(match[3], 16) if match else None
 
 
 def _by_nvlinks(host: HostFacts) -> tuple[int, str, str]:

@@ -1,7 +1,7 @@
 """nvidia_smi: a topology from saved `nvidia-smi topo -m` text.
 
-The file may also hold the output of `topo -p2p`, `nvlink -s` and `nvidia-smi -L` of the same host; what they say
-of peer-to-peer access, line rates and GPU models is used.
+The file may also hold the output of `topo -p2p`, `nvlink -s`, `nvlink -c`, `nvidia-smi -L` and `nvidia-smi -q` of the
+same host; what they say of peer-to-peer access, line rates, GPU models and MIG is used.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from ...errors import InputError
 from ..detected import Detected, Finding
 from .assembly import assemble
-from .facts import LEVELS, HostFacts, Pair, pair
+from .facts import LEVELS, HostFacts, Pair, Reading, pair
 from .matrix import LONGEST_LINE, Matrix, Table, as_row, is_gpu, is_header, read_matrix
+from .peer_access import NO_ACCESS, peer_access
 
 MOST_CHARACTERS = 1_000_000
 
@@ -24,15 +25,12 @@ _NAME = re.compile(r"\s*GPU\s+(\d{1,4}):\s*(\S[^(]{0,199})(?:\(|$)", re.IGNORECA
 _RATE = re.compile(r"\s*Link\s+\d+:\s*(?:(\d{1,6}(?:\.\d{1,9})?)\s*GB/s|(<?inactive>?))\s*$", re.IGNORECASE)
 _ALIAS = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*$", re.IGNORECASE)
 _COMMAND = re.compile(r"nvidia-smi\s+(.*)", re.IGNORECASE)
-_P2P = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
-_P2P_MEANING = {
-    "CNS": "chipset not supported",
-    "GNS": "GPU not supported",
-    "TNS": "topology not supported",
-    "NS": "not supported",
-    "DR": "disabled by regkey",
-    "U": "unknown",
-}
+_P2P = {"OK", *NO_ACCESS}
+_PRODUCT = re.compile(r"\s*Product Name\s*:\s*(\S.{0,199})")
+_GPU_OF_Q = re.compile(r"GPU\s+[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\s*")
+_MIG_DEVICE = re.compile(r"\s*MIG (?!Mode)")
+_MIG_ENABLED = re.compile(r"MIG Mode\s+Current\s*:\s*Enabled")
+_NO_P2P_OVER_LINK = re.compile(r"\s*Link\s+\d+,\s*P2P is supported:\s*false\s*", re.IGNORECASE)
 _FAILURES = ("NVIDIA-SMI has failed", "command not found", "No devices were found", "Failed to initialize NVML")
 
 
@@ -47,6 +45,7 @@ class _Capture:
     inactive: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     aliases: dict[str, str] = field(default_factory=dict)
     mig: list[str] = field(default_factory=list)
+    no_p2p: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # NVLinks without peer access
 
 
 def parse(text: str, where: str = "capture", name: str = "") -> Detected:
@@ -55,6 +54,13 @@ def parse(text: str, where: str = "capture", name: str = "") -> Detected:
     `where` names the capture in errors, `name` (default: `where`) the topology. Linear in the text, quadratic in
     the devices. Raises `InputError` where the text holds no matrix, or one that cannot be trusted.
     """
+    reading = read(text, where)
+    detected = assemble(reading.host, name or where, source=f"`nvidia-smi topo -m` of {name or where}")
+    return Detected(detected.topology, (*reading.findings, *detected.findings))
+
+
+def read(text: str, where: str = "capture") -> Reading:
+    """What a capture says of its host. Raises `InputError` as `parse` does."""
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; a capture of one host has a few thousand, keep only that")
     if "\0" in text:
@@ -73,18 +79,17 @@ def parse(text: str, where: str = "capture", name: str = "") -> Detected:
         link_GBps={gpu: tuple(capture.rates[gpu]) for gpu in gpus if gpu in capture.rates},
         aliases=capture.aliases,
     )
-    detected = assemble(host, name or where, source=f"`nvidia-smi topo -m` of {name or where}")
-    return Detected(
-        detected.topology,
-        (*matrix.findings, *detected.findings, *_inactive_links(host, capture), *_peer_access(host, capture)),
-    )
+    findings = (*matrix.findings, *_inactive_links(host, capture), *peer_access(host, capture.p2p))
+    return Reading(host, findings, where)
 
 
 def _scan(text: str) -> _Capture:
     """Sort the lines of a capture into its parts."""
     capture = _Capture()
     gpu = ""
+    listed = 0  # GPUs of a -q listing so far
     counts_as_access = True
+    before = ""
     table: Table | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.rstrip()
@@ -104,9 +109,17 @@ def _scan(text: str) -> _Capture:
                 capture.rates[gpu].append(float(rate[1]))
             else:
                 capture.inactive[gpu] += 1
+        elif _GPU_OF_Q.fullmatch(line):
+            gpu, listed = f"GPU{listed}", listed + 1
+        elif (product := _PRODUCT.match(line)) and gpu:
+            capture.models[gpu] = product[1].strip()
+        elif gpu and _MIG_ENABLED.search(f"{before} {line}"):
+            capture.mig.append(gpu)
+        elif _NO_P2P_OVER_LINK.fullmatch(line):
+            capture.no_p2p[gpu] += 1
         elif alias := _ALIAS.match(line):
             capture.aliases[alias[1].upper()] = alias[2]
-        elif line.strip().startswith("MIG ") and gpu:
+        elif _MIG_DEVICE.match(line) and gpu:
             capture.mig.append(gpu)
         elif is_header(line):
             table = Table(header=line)
@@ -119,6 +132,7 @@ def _scan(text: str) -> _Capture:
                 table = Table()
                 capture.tables.append(table)
             table.rows.append(row)
+        before = line
     return capture
 
 
@@ -163,26 +177,13 @@ def _inactive_links(host: HostFacts, capture: _Capture) -> tuple[Finding, ...]:
         for gpu in host.gpus
         if capture.inactive.get(gpu) and capture.rates.get(gpu)
     ]
+    findings += [
+        Finding("warning", gpu, f"{number} NVLinks without peer-to-peer (nvlink -c)")
+        for gpu, number in capture.no_p2p.items()
+        if gpu in host.gpus
+    ]
     for gpu in dict.fromkeys(capture.mig):
         findings.append(Finding("warning", gpu, "MIG is enabled: its instances cannot use NVLink or peer-to-peer"))
-    return tuple(findings)
-
-
-def _peer_access(host: HostFacts, capture: _Capture) -> tuple[Finding, ...]:
-    """What `topo -p2p` says of the pairs that only PCIe joins."""
-    by_status: dict[str, list[str]] = defaultdict(list)
-    for ends, status in capture.p2p.items():
-        if ends not in host.nvlinks and ends <= set(host.gpus):
-            by_status[status].append("–".join(sorted(ends, key=_number)))
-    findings = []
-    for status, pairs in by_status.items():
-        shown = ", ".join(pairs[:4]) + (f" and {len(pairs) - 4} more" if len(pairs) > 4 else "")
-        device = pairs[0].split("–")[0]
-        if status == "OK":
-            findings.append(Finding("info", device, f"peer-to-peer over PCIe works: {shown}"))
-        else:
-            text = f"no peer-to-peer ({status}, {_P2P_MEANING[status]}): {shown}; copies go through host memory"
-            findings.append(Finding("warning", device, text))
     return tuple(findings)
 
 
