@@ -105,6 +105,15 @@ def test_cut_through_over_a_slow_link_between_fast_ones():
     assert schedule.arrival_us(schedule.sends[0]) == pytest.approx(10.7)
 
 
+def test_cut_through_over_a_fast_link_between_slow_ones():
+    """β once here too, whichever way: the fast link is occupied late, but its head is past long before."""
+    for chain in (machine("gssg", [(0, 1, 10, 0.1), (1, 2, 50, 0.2), (2, 3, 10, 0.4)]),
+                  machine("gssg", [(0, 1, 10, 0.4), (1, 2, 50, 0.2), (2, 3, 10, 0.1)])):  # fmt: skip
+        schedule = timed(chain, demand_for("broadcast", 2, 1e5, 1), [hop(chain, 0, 0, 1, 2, 3)])
+        schedule.validate()
+        assert schedule.finish_us == schedule.arrival_us(schedule.sends[0]) == pytest.approx(10.7)
+
+
 def test_a_fast_link_behind_a_slow_one_stays_busy_to_its_end():
     """0 → switch at 10 GB/s, switch → 1 at 100: the fast link is taken from 9 to 10 µs, free before for GPU 2's."""
     fan = machine("ggsg", [(0, 2, 10, 0), (2, 1, 100, 0), (3, 2, 100, 0)])

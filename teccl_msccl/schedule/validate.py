@@ -71,7 +71,8 @@ def _check_sends(schedule: Schedule) -> None:
 
 
 def _windows(schedule: Schedule, send: Send) -> tuple[list[tuple[int, float, float]], float]:
-    """When each link of the send's path is occupied, and when the chunk has arrived."""
+    """When each link of the send's path is occupied, and when the chunk has arrived. A fast link behind a slow one is
+    occupied late, and its head goes on before that."""
     nbytes = schedule.demand.chunks[send.chunk].bytes
     head = tail = send.start_us
     windows = []
@@ -81,7 +82,7 @@ def _windows(schedule: Schedule, send: Send) -> tuple[list[tuple[int, float, flo
         begin = max(head, tail - duration)
         end = begin + duration
         windows.append((id, begin, end))
-        head, tail = begin + link.alpha_us, end + link.alpha_us
+        head, tail = head + link.alpha_us, end + link.alpha_us
     return windows, tail
 
 
