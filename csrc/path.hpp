@@ -16,19 +16,20 @@ struct LinkFigures {
 inline double occupancy_us(double bytes, const LinkFigures& link) { return bytes / (1e3 * link.bandwidth_GBps); }
 
 // A transfer of `bytes` that starts at s occupies path[k] during [s + offset[k], s + offset[k] + occupancy_us(k)].
-// The head crosses every link in its α, and the tail leaves a link no earlier than α after it left the link before, so
-// that a fast link behind a slow one is occupied late, to its end, and delays nobody behind it:
-//   end_k = max(Σ_{j<k} α_j + occupancy_k,  end_{k−1} + α_{k−1}),  start_k = end_k − occupancy_k
+// Data streams at the rate of the slowest link so far: its tail leaves link k at Σα before k + the longest occupancy
+// so far. A fast link behind a slow one carries it at a fraction of its bandwidth; what that takes of the link is
+// booked as one stretch at full bandwidth that ends with the tail:
+//   offset_k = Σ_{j<k} α_j + max_{j≤k} occupancy_j − occupancy_k
 // Fills offset[0 … hops−1] and returns arrival − s = Σα + bytes / min bandwidth. O(hops).
 inline double cut_through(const LinkFigures* path, std::size_t hops, double bytes, double* offset) {
-  double head = 0, tail = 0;  // when they reach the link
+  double alpha = 0, longest = 0;
   for (std::size_t k = 0; k < hops; ++k) {
     const double occupancy = occupancy_us(bytes, path[k]);
-    offset[k] = std::max(head, tail - occupancy);
-    head += path[k].alpha_us;
-    tail = offset[k] + occupancy + path[k].alpha_us;
+    longest = std::max(longest, occupancy);
+    offset[k] = alpha + longest - occupancy;
+    alpha += path[k].alpha_us;
   }
-  return tail;
+  return alpha + longest;
 }
 
 }  // namespace teccl

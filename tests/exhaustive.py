@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil, inf
 
 import networkx as nx
 
@@ -184,3 +185,62 @@ class AllreduceSearch:
         before, way = self.ways[last[0]], self.ways[p]
         shares_data = last[1] == chunk and {before.src, before.dst} & {way.src, way.dst}
         return not shares_data and not set(before.links) & set(way.links)
+
+
+class GridSearch:
+    """Schedules that copy, on a grid of epochs: a send takes all links of its path in the epoch in which it starts (and
+    in those after it that a chunk needs), and is there after so many epochs that α and β have passed."""
+
+    def __init__(self, topology: Topology, demand: Demand, tau_us: float, paths: list[tuple[int, ...]]) -> None:
+        nbytes = demand.chunks[0].bytes
+        self.demand = demand
+        self.ways = ways(topology, nbytes, paths)
+        self.takes = [max(1, ceil(way.arrives / tau_us - 1e-9)) for way in self.ways]
+        beta = {link.id: nbytes / (link.bandwidth_GBps * 1e3) for link in topology.links}
+        self.span = {link: max(1, ceil(time / tau_us - 1e-9)) for link, time in beta.items()}
+        self.at_once = {link: max(1, int(tau_us / time + 1e-9)) for link, time in beta.items()}
+        epochs = [replace(way, arrives=takes) for way, takes in zip(self.ways, self.takes, strict=True)]
+        self.far = distances(topology.nranks, epochs)
+
+    def meets(self, horizon: int, steps: int = 20_000) -> bool | None:
+        """Whether some schedule is over within `horizon` epochs; None if that takes more than `steps`."""
+        self.horizon, self.steps = horizon, steps
+        there = {(chunk.id, chunk.origin[0]): 0 for chunk in self.demand.chunks}
+        missing = {(chunk.id, w) for chunk in self.demand.chunks for w in chunk.want if w not in chunk.origin}
+        return self._search(there, (), missing, (0, -1, -1))
+
+    def _search(self, there, placed, missing, last) -> bool | None:
+        """Sends in the order of epoch, path, chunk; `placed` are (epoch, path, chunk)."""
+        if not missing:
+            return True
+        self.steps -= 1
+        if self.steps < 0:
+            return None
+        for chunk, want in missing:
+            if not any(t + self.far[v][want] <= self.horizon for (c, v), t in there.items() if c == chunk):
+                return False
+        for p, way in enumerate(self.ways):
+            for chunk in range(len(self.demand.chunks)):
+                ready = there.get((chunk, way.src))
+                if ready is None or (chunk, way.dst) in there:
+                    continue
+                latest = self.horizon - min((self.far[way.dst][w] for c, w in missing if c == chunk), default=inf)
+                epoch = max(ready, last[0])
+                while (epoch, p, chunk) <= last or not self._fits(way, epoch, placed):
+                    epoch += 1
+                if epoch + self.takes[p] > latest:
+                    continue
+                now = (epoch, p, chunk)
+                place = {(chunk, way.dst)}
+                after = there | dict.fromkeys(place, epoch + self.takes[p])
+                found = self._search(after, (*placed, now), missing - place, now)
+                if found is not False:
+                    return found
+        return False
+
+    def _fits(self, way: Way, epoch: int, placed) -> bool:
+        for link in way.links:
+            near = [e for e, p, _ in placed if link in self.ways[p].links and abs(e - epoch) < self.span[link]]
+            if len(near) >= self.at_once[link]:
+                return False
+        return True

@@ -132,9 +132,9 @@ def test_no_allreduce_beats_a_bound():
         beaten = search.beats(bound * JUST_BELOW, steps=1500)
         assert not beaten, f"seed {seed}: allreduce in less than {bound} µs"
         decided += beaten is not None
-        attained += search.beats(bound * 1.0001, steps=1500) is True
+        attained += search.beats(bound * 1.6, steps=1500) is True
     assert decided > 90
-    assert attained > 5
+    assert attained > 20  # the bound counts α once, an allreduce pays it twice; but it is no idle bound
 
 
 def test_the_exhaustive_search_finds_what_exists():

@@ -71,19 +71,21 @@ def _check_sends(schedule: Schedule) -> None:
 
 
 def _windows(schedule: Schedule, send: Send) -> tuple[list[tuple[int, float, float]], float]:
-    """When each link of the send's path is occupied, and when the chunk has arrived. A fast link behind a slow one is
-    occupied late, and its head goes on before that."""
+    """When each link of the send's path is occupied, and when the chunk has arrived.
+
+    The tail leaves a link when the slowest link so far has passed all bytes on; each link is taken for the time
+    that it needs itself, up to then.
+    """
     nbytes = schedule.demand.chunks[send.chunk].bytes
-    head = tail = send.start_us
+    head, rate = send.start_us, math.inf
     windows = []
     for id in send.path:
         link = schedule.topology.link_by_id[id]
-        duration = nbytes / (link.bandwidth_GBps * 1000.0)
-        begin = max(head, tail - duration)
-        end = begin + duration
-        windows.append((id, begin, end))
-        head, tail = head + link.alpha_us, end + link.alpha_us
-    return windows, tail
+        rate = min(rate, link.bandwidth_GBps * 1000.0)
+        tail = head + nbytes / rate
+        windows.append((id, tail - nbytes / (link.bandwidth_GBps * 1000.0), tail))
+        head += link.alpha_us
+    return windows, head + nbytes / rate
 
 
 def _check_links(schedule: Schedule, occupied: list[list[tuple[int, float, float]]]) -> None:

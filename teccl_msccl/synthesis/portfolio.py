@@ -18,7 +18,7 @@ from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
 from .greedy import search_chunk_counts
 from .milp import Milp
 from .problem import Problem, Stage
-from .solver import SOLVERS, Outcome
+from .solver import SOLVERS, Outcome, new_model
 
 METHODS = ("auto", "greedy", "milp")
 
@@ -148,6 +148,8 @@ def run(
         raise InputError(f"root {root} is not a rank of {topology.name}; use 0..{topology.nranks - 1}")
     if topology.nranks < 2:
         raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
+    if method != "greedy":
+        new_model(solver)  # a solver that is not installed is missed now, not after the greedy search
     problem = Problem(topology, collective_named(collective), parse_size(size), root)
     search = _Search(problem, time_limit, jobs, seed, solver, report)
     if start is not None:
