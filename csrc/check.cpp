@@ -85,8 +85,9 @@ class Examination {
       return false;
     }
     if (*min_credits_ > options_.credits) {
-      findings_.error("credits", {}, say("hangs with the ", options_.credits, " transfers in flight that ", program_.protocol,
-                                         " allows each connection; it needs ", *min_credits_));
+      findings_.error("credits", {},
+                      say("hangs with the ", options_.credits, " transfers in flight that ", program_.protocol,
+                          " allows each connection; it needs ", *min_credits_));
       progress_.finishes(options_.credits);
       progress_.explain("credits", findings_);
     }
@@ -99,7 +100,9 @@ class Examination {
     const Mode mode = modes().empty() ? Mode::out_of_place : modes().front();
     const std::int64_t cells = total_cells(place_buffers(wiring_, shape_, root_, mode));
     if (cells > max_cells) {
-      findings_.error("too-large", {}, say("the buffers of all ranks have ", cells, " chunks; data and races are followed up to ", max_cells));
+      findings_.error(
+          "too-large", {},
+          say("the buffers of all ranks have ", cells, " chunks; data and races are followed up to ", max_cells));
       return false;
     }
     if (!shape_.rooted() || root_ >= 0) return true;
@@ -109,8 +112,9 @@ class Examination {
     const auto best = std::max_element(votes.begin(), votes.end());
     const auto others = std::count(votes.begin(), votes.end(), *best) - 1;
     if (others > 0 && shape_.ranks > 1) {
-      findings_.error("root", {}, say("the data flow points to ", *best == 0 ? "no root" : say(others + 1, " roots alike"),
-                                      "; name it (--root)"));
+      findings_.error("root", {},
+                      say("the data flow points to ", *best == 0 ? "no root" : say(others + 1, " roots alike"),
+                          "; name it (--root)"));
       return false;
     }
     root_ = static_cast<int>(best - votes.begin());
@@ -123,8 +127,10 @@ class Examination {
     if (shape_.known()) {
       execution.check_result(progress_.order(), findings_);
     } else {
-      findings_.warning("no-postcondition", {}, say("what a ", program_.collective, " must end with is not known: only that no step "
-                                                    "reads what holds nothing was checked"));
+      findings_.warning("no-postcondition", {},
+                        say("what a ", program_.collective,
+                            " must end with is not known: only that no step "
+                            "reads what holds nothing was checked"));
     }
   }
 

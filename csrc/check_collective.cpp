@@ -37,11 +37,13 @@ void shape_gather(const Program& program, Shape& shape, Findings& findings) {
   } else if (share * shape.ranks == program.chunks_per_loop) {
     shape.share = share;
     findings.warning("chunk-size", {},
-                     say("nchunksperloop ", program.chunks_per_loop, " divides the whole buffer, but runtimes count the size of a ",
-                         program.collective, " per rank: for them it is ", share));
+                     say("nchunksperloop ", program.chunks_per_loop,
+                         " divides the whole buffer, but runtimes count the size of a ", program.collective,
+                         " per rank: for them it is ", share));
   } else {
-    findings.error("chunks", {}, say("nchunksperloop ", program.chunks_per_loop, " fits neither a rank's share, ", share,
-                                     " chunks, nor ", shape.ranks, " of them"));
+    findings.error("chunks", {},
+                   say("nchunksperloop ", program.chunks_per_loop, " fits neither a rank's share, ", share,
+                       " chunks, nor ", shape.ranks, " of them"));
   }
   shape.chunks = shape.share * shape.ranks;
 }
@@ -58,15 +60,16 @@ void check_range(const Wiring& wiring, std::int32_t step, const char* does, Rang
   const std::int64_t end = range.offset + wiring.steps[step]->count;
   if (range.offset < 0 || end > size) {
     findings.error("bounds", wiring.place_of(step),
-                   say(does, " ", buffer_name(range.buffer), "[", range.offset, ", ", end, ") but ", buffer_name(range.buffer),
-                       " has ", size, " chunks"));
+                   say(does, " ", buffer_name(range.buffer), "[", range.offset, ", ", end, ") but ",
+                       buffer_name(range.buffer), " has ", size, " chunks"));
   }
 }
 
 void check_size(int rank, const char* attribute, std::int64_t declared, std::int64_t needed, Findings& findings) {
   // Loaders skip the check of a buffer declared with no chunks; shipped in-place allgathers have i_chunks=0.
   if (declared != 0 && declared != needed) {
-    findings.error("buffer-size", {rank, -1, -1}, say(attribute, " is ", declared, "; this collective has ", needed, " there"));
+    findings.error("buffer-size", {rank, -1, -1},
+                   say(attribute, " is ", declared, "; this collective has ", needed, " there"));
   }
 }
 
@@ -119,8 +122,9 @@ Shape shape_of(const Program& program, Findings& findings) {
     case Collective::alltoall:
       shape.share = shape.chunks / shape.ranks;
       if (shape.chunks % shape.ranks != 0) {
-        findings.error("chunks", {}, say("nchunksperloop ", shape.chunks, " is not a multiple of ngpus ", shape.ranks,
-                                         ", as a ", program.collective, " needs"));
+        findings.error("chunks", {},
+                       say("nchunksperloop ", shape.chunks, " is not a multiple of ngpus ", shape.ranks, ", as a ",
+                           program.collective, " needs"));
       }
       break;
     default: break;
@@ -140,7 +144,8 @@ void check_bounds(const Wiring& wiring, const Shape& shape, const CheckOptions& 
     const OpTraits traits = op_traits(step.op);
     if (step.op == Op::nop) continue;
     if (step.count < 1 || step.count > options.max_count) {
-      findings.error("count", wiring.place_of(at), say("cnt is ", step.count, "; runtimes take 1 to ", options.max_count));
+      findings.error("count", wiring.place_of(at),
+                     say("cnt is ", step.count, "; runtimes take 1 to ", options.max_count));
     }
     if (traits.reads_src) check_range(wiring, at, "reads", {step.src_buffer, step.src_offset}, findings);
     if (traits.writes_dst) check_range(wiring, at, "writes", {step.dst_buffer, step.dst_offset}, findings);
@@ -167,10 +172,10 @@ std::vector<Placement> place_buffers(const Wiring& wiring, const Shape& shape, i
       size[1] = shape.outputs();
     }
     const bool in_place = mode == Mode::in_place;
-    const bool output_holds_input = shape.collective == Collective::allgather ||
-                                    (shape.collective == Collective::gather && rank == root);
-    const bool input_holds_output = shape.collective == Collective::reduce_scatter ||
-                                    (shape.collective == Collective::scatter && rank == root);
+    const bool output_holds_input =
+        shape.collective == Collective::allgather || (shape.collective == Collective::gather && rank == root);
+    const bool input_holds_output =
+        shape.collective == Collective::reduce_scatter || (shape.collective == Collective::scatter && rank == root);
     const bool split = output_holds_input || input_holds_output || shape.collective == Collective::gather ||
                        shape.collective == Collective::scatter;
     if (in_place && output_holds_input) {

@@ -28,8 +28,8 @@ struct Shape {
 
   bool known() const { return collective != Collective::other; }
   bool rooted() const;
-  std::int64_t inputs() const;   // chunks of every rank's input buffer
-  std::int64_t outputs() const;  // chunks of every rank's output buffer
+  std::int64_t inputs() const;                  // chunks of every rank's input buffer
+  std::int64_t outputs() const;                 // chunks of every rank's output buffer
   bool gives_output(int rank, int root) const;  // whether the collective defines this rank's output
   bool takes_input(int rank, int root) const;   // whether this rank's input holds anything
   Goal goal(int rank, int root, std::int64_t output) const;

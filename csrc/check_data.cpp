@@ -47,9 +47,11 @@ void Execution::execute(std::int32_t at, Findings* findings) {
   if (step.op == Op::nop) return;
 
   if (findings && traits.reads_src && traits.writes_dst) {
-    const std::int64_t apart = placement.cell(step.dst_buffer, step.dst_offset) - placement.cell(step.src_buffer, step.src_offset);
+    const std::int64_t apart =
+        placement.cell(step.dst_buffer, step.dst_offset) - placement.cell(step.src_buffer, step.src_offset);
     if (apart != 0 && std::abs(apart) < step.count) {
-      findings->error("overlap", wiring_.place_of(at), "its source and destination overlap in part, so which is read first is open");
+      findings->error("overlap", wiring_.place_of(at),
+                      "its source and destination overlap in part, so which is read first is open");
     }
   }
 
@@ -69,20 +71,23 @@ void Execution::execute(std::int32_t at, Findings* findings) {
     }
   }
   if (traits.writes_dst) {
-    std::copy(result_.begin(), result_.end(), cells_[rank].begin() + placement.cell(step.dst_buffer, step.dst_offset));
+    std::copy(result_.begin(), result_.end(),
+              cells_[rank].begin() + placement.cell(step.dst_buffer, step.dst_offset));
   }
   if (traits.sends) wire_[at] = result_;
 }
 
-void Execution::read(std::int32_t at, Buffer buffer, std::int64_t offset, std::vector<Value>& values, Findings* findings) const {
+void Execution::read(std::int32_t at, Buffer buffer, std::int64_t offset, std::vector<Value>& values,
+                     Findings* findings) const {
   const int rank = wiring_.rank_of_step(at);
   const auto first = cells_[rank].begin() + placements_[rank].cell(buffer, offset);
   values.assign(first, first + wiring_.steps[at]->count);
   auto missing = std::find(values.begin(), values.end(), nothing);
   if (missing == values.end()) return;
   if (findings) {
-    findings->error("uninitialised", wiring_.place_of(at),
-                    say("reads ", buffer_name(buffer), "[", offset + (missing - values.begin()), "], which holds nothing yet"));
+    findings->error(
+        "uninitialised", wiring_.place_of(at),
+        say("reads ", buffer_name(buffer), "[", offset + (missing - values.begin()), "], which holds nothing yet"));
   }
   std::replace(values.begin(), values.end(), nothing, spoilt);
 }
@@ -90,14 +95,16 @@ void Execution::read(std::int32_t at, Buffer buffer, std::int64_t offset, std::v
 Value Execution::reduce(std::int32_t at, std::int64_t k, Value kept, Value added, Findings* findings) {
   if (kept == spoilt || added == spoilt) return spoilt;
   const bool same_chunk = kept.chunk == added.chunk;
-  if (same_chunk && sets_.disjoint(kept.ranks, added.ranks)) return {kept.chunk, sets_.unite(kept.ranks, added.ranks)};
+  if (same_chunk && sets_.disjoint(kept.ranks, added.ranks))
+    return {kept.chunk, sets_.unite(kept.ranks, added.ranks)};
   const char* code = same_chunk ? "double-reduction" : "mixed-chunks";
   if (findings && findings->lists(code)) {
     const std::int32_t sender = wiring_.sender_of[at];
     const std::string origin = sender < 0 ? "" : say(" from ", wiring_.name_of(sender));
     findings->error(code, wiring_.place_of(at),
                     say("reduces ", describe(kept), " with ", describe(added), origin,
-                        same_chunk ? ": a contribution counts twice" : ": different chunks", k > 0 ? say(" (chunk ", k, " of the step)") : ""));
+                        same_chunk ? ": a contribution counts twice" : ": different chunks",
+                        k > 0 ? say(" (chunk ", k, " of the step)") : ""));
   } else if (findings) {
     findings->error(code, wiring_.place_of(at), "");
   }
@@ -109,7 +116,8 @@ void Execution::check_result(const std::vector<std::int32_t>& order, Findings& f
     if (shape_.gives_output(rank, root_)) {
       for (std::int64_t output = 0; output < shape_.outputs(); ++output) {
         const Goal goal = shape_.goal(rank, root_, output);
-        const Value wanted{static_cast<std::int32_t>(goal.chunk), goal.rank == Goal::all_ranks ? sets_.all() : goal.rank};
+        const Value wanted{static_cast<std::int32_t>(goal.chunk),
+                           goal.rank == Goal::all_ranks ? sets_.all() : goal.rank};
         const Value& found = cell(rank, Buffer::output, output);
         if (found == wanted || found == spoilt) continue;
         if (!findings.lists("output")) {
@@ -118,7 +126,8 @@ void Execution::check_result(const std::vector<std::int32_t>& order, Findings& f
         }
         Place writer = last_writer(rank, placements_[rank].cell(Buffer::output, output), order);
         writer.gpu = rank;
-        findings.error("output", writer, say("o[", output, "] ends with ", describe(found), "; it must be ", describe(wanted)));
+        findings.error("output", writer,
+                       say("o[", output, "] ends with ", describe(found), "; it must be ", describe(wanted)));
       }
     }
     check_kept(rank, order, findings);
@@ -140,7 +149,8 @@ void Execution::check_kept(int rank, const std::vector<std::int32_t>& order, Fin
     writer.gpu = rank;
     const std::string text = say("i[", input, "] is overwritten; a collective leaves its input as it was");
     if (aliased && output) {  // an in-place reduce-scatter or scatter: nothing checks the rest of the buffer
-      findings.warning("input-overwritten", writer, say("i[", input, "], outside this rank's output, is overwritten"));
+      findings.warning("input-overwritten", writer,
+                       say("i[", input, "], outside this rank's output, is overwritten"));
     } else {
       findings.error("input-modified", writer, text);
     }
@@ -148,7 +158,8 @@ void Execution::check_kept(int rank, const std::vector<std::int32_t>& order, Fin
   if (output || aliased) return;
   for (std::int64_t chunk = 0; chunk < placement.size[1]; ++chunk) {
     if (cell(rank, Buffer::output, chunk) == nothing) continue;
-    Place writer = findings.lists("output-nonroot") ? last_writer(rank, placement.cell(Buffer::output, chunk), order) : Place{};
+    Place writer =
+        findings.lists("output-nonroot") ? last_writer(rank, placement.cell(Buffer::output, chunk), order) : Place{};
     writer.gpu = rank;
     findings.error("output-nonroot", writer,
                    say("writes o[", chunk, "], but only the root, gpu ", root_, ", has an output buffer to write"));

@@ -37,8 +37,8 @@ struct Value {
   bool operator==(const Value& other) const { return chunk == other.chunk && ranks == other.ranks; }
   bool operator!=(const Value& other) const { return !(*this == other); }
 };
-constexpr Value nothing{-1, -1};   // never written
-constexpr Value spoilt{-2, -1};    // made by an error that is already reported
+constexpr Value nothing{-1, -1};  // never written
+constexpr Value spoilt{-2, -1};   // made by an error that is already reported
 
 class Execution {
  public:
@@ -58,7 +58,8 @@ class Execution {
   Value initial(int rank, std::int64_t input) const;
   const Value& cell(int rank, Buffer buffer, std::int64_t offset) const;
   void execute(std::int32_t step, Findings* findings);
-  void read(std::int32_t step, Buffer buffer, std::int64_t offset, std::vector<Value>& values, Findings* findings) const;
+  void read(std::int32_t step, Buffer buffer, std::int64_t offset, std::vector<Value>& values,
+            Findings* findings) const;
   Value reduce(std::int32_t step, std::int64_t k, Value kept, Value added, Findings* findings);
   void check_kept(int rank, const std::vector<std::int32_t>& order, Findings& findings) const;
   Place last_writer(int rank, std::int64_t cell, const std::vector<std::int32_t>& order) const;
@@ -71,7 +72,7 @@ class Execution {
   bool every_input_holds_;
   RankSets sets_;
   std::vector<Placement> placements_;
-  std::vector<std::vector<Value>> cells_;                   // per rank
+  std::vector<std::vector<Value>> cells_;                      // per rank
   std::unordered_map<std::int32_t, std::vector<Value>> wire_;  // sending step → what it sent, until received
   std::vector<Value> source_, result_;
 };

@@ -106,17 +106,20 @@ void resolve_dependencies(Wiring& wiring, const CheckOptions& options, Findings&
     const std::string awaited = say("tb ", waiter.dep_tb, " step ", waiter.dep_step);
     const std::int32_t blocks = wiring.first_tb[rank + 1] - wiring.first_tb[rank];
     if (waiter.dep_tb < 0 || waiter.dep_tb >= blocks) {
-      findings.error("dep-missing", place, say("waits for ", awaited, ", but gpu ", rank, " has ", blocks, " threadblocks"));
+      findings.error("dep-missing", place,
+                     say("waits for ", awaited, ", but gpu ", rank, " has ", blocks, " threadblocks"));
       continue;
     }
     if (waiter.dep_tb > options.max_dependency_tb) {
-      findings.error("dep-id", place, say("waits for ", awaited, "; depid is stored in eight bits: at most ",
-                                          options.max_dependency_tb));
+      findings.error(
+          "dep-id", place,
+          say("waits for ", awaited, "; depid is stored in eight bits: at most ", options.max_dependency_tb));
     }
     const std::int32_t other = wiring.first_tb[rank] + waiter.dep_tb;
     const std::vector<Step>& steps = wiring.threadblock(other).steps;
     if (waiter.dep_step < 0 || waiter.dep_step >= static_cast<std::int64_t>(steps.size())) {
-      findings.error("dep-missing", place, say("waits for ", awaited, ", but tb ", waiter.dep_tb, " has ", steps.size(), " steps"));
+      findings.error("dep-missing", place,
+                     say("waits for ", awaited, ", but tb ", waiter.dep_tb, " has ", steps.size(), " steps"));
       continue;
     }
     const std::int32_t raised = raised_at_or_after(steps, waiter.dep_step);
@@ -128,8 +131,9 @@ void resolve_dependencies(Wiring& wiring, const CheckOptions& options, Findings&
     }
     if (other == wiring.tb_of_step[step]) {
       if (raised >= place.step) {
-        findings.error("dep-self", place, say("waits for step ", raised, " of its own threadblock, which comes ",
-                                              raised == place.step ? "no earlier" : "later"));
+        findings.error("dep-self", place,
+                       say("waits for step ", raised, " of its own threadblock, which comes ",
+                           raised == place.step ? "no earlier" : "later"));
         continue;
       }
       findings.warning("dep-own", place, say("waits for ", awaited, " of its own threadblock, which is done anyway"));
@@ -148,9 +152,11 @@ void resolve_dependencies(Wiring& wiring, const CheckOptions& options, Findings&
     if (bare < 0) continue;
     const Place place = wiring.place_of(wiring.first_step[tb] + bare);
     if (numbering_matters[tb]) {
-      findings.error("nop-bare", place, "a nop without a dependency shifts the numbers of the steps after it, which others wait for");
+      findings.error("nop-bare", place,
+                     "a nop without a dependency shifts the numbers of the steps after it, which others wait for");
     } else {
-      findings.warning("nop-bare", place, "a nop without a dependency does nothing but shift the step numbers after it");
+      findings.warning("nop-bare", place,
+                       "a nop without a dependency does nothing but shift the step numbers after it");
     }
   }
 }

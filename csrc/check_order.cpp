@@ -53,7 +53,8 @@ std::vector<bool> GlobalOrder::ordered(const std::vector<Pair>& pairs) const {
   blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
 
   const std::size_t steps = order_.size();
-  const std::size_t lanes = std::clamp(max_clock_entries / std::max<std::size_t>(steps, 1), std::size_t{1}, max_lanes);
+  const std::size_t lanes =
+      std::clamp(max_clock_entries / std::max<std::size_t>(steps, 1), std::size_t{1}, max_lanes);
   std::vector<bool> result(pairs.size(), false);
   std::vector<std::int32_t> lane_of(wiring_.rank_of_tb.size());
   std::vector<std::int32_t> begin, end;  // clocks when each step begins to touch data, and when it has ended

@@ -113,7 +113,8 @@ std::string Progress::waiting(std::int32_t tb) const {
   const OpTraits traits = op_traits(wiring_.steps[step]->op);
   const std::int32_t flag = wiring_.waits_for[step];
   const std::int32_t other = blocker(tb);
-  const std::string stands = say(wiring_.name_of_tb(other), ", which stands at step ", at_[other] - wiring_.first_step[other]);
+  const std::string stands =
+      say(wiring_.name_of_tb(other), ", which stands at step ", at_[other] - wiring_.first_step[other]);
   if (flag >= 0 && at_[wiring_.tb_of_step[flag]] <= flag) {
     return say("waits for step ", flag - wiring_.first_step[other], " of ", stands);
   }
@@ -132,7 +133,8 @@ void Progress::explain(const std::string& code, Findings& findings) const {
     }
     // The first walk always closes a cycle: whoever blocks is itself blocked.
     if (at_[walker] < wiring_.first_step[walker + 1]) {
-      for (std::int32_t member = walker; cycle.empty() || member != walker; member = blocker(member)) cycle.push_back(member);
+      for (std::int32_t member = walker; cycle.empty() || member != walker; member = blocker(member))
+        cycle.push_back(member);
     }
   }
   for (std::int32_t tb : cycle) {
@@ -140,7 +142,8 @@ void Progress::explain(const std::string& code, Findings& findings) const {
     findings.error(code, wiring_.place_of(at_[tb]), say(waiting(tb), " (in a cycle of ", cycle.size(), ")"));
   }
   for (std::int32_t tb = 0; tb < wiring_.tb_count(); ++tb) {
-    if (!listed[tb] && at_[tb] < wiring_.first_step[tb + 1]) findings.error(code, wiring_.place_of(at_[tb]), waiting(tb));
+    if (!listed[tb] && at_[tb] < wiring_.first_step[tb + 1])
+      findings.error(code, wiring_.place_of(at_[tb]), waiting(tb));
   }
 }
 

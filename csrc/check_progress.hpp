@@ -37,9 +37,9 @@ class Progress {
 
   const Wiring& wiring_;
   std::int64_t credits_ = 0;
-  std::vector<std::int32_t> at_;     // the step where each threadblock stands
-  std::vector<std::int64_t> moved_;  // transfers of that step that are done
-  std::vector<std::int64_t> in_flight_;  // per connection
+  std::vector<std::int32_t> at_;                    // the step where each threadblock stands
+  std::vector<std::int64_t> moved_;                 // transfers of that step that are done
+  std::vector<std::int64_t> in_flight_;             // per connection
   std::vector<std::vector<std::int32_t>> waiters_;  // threadblocks that wait for a flag of each threadblock
   std::vector<bool> is_waiting_;
   std::vector<std::int32_t> ready_;

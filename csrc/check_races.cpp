@@ -30,7 +30,8 @@ struct Conflict {
 std::vector<Access> accesses_of(const Wiring& wiring, std::int32_t at, const Placement& placement) {
   const Step& step = *wiring.steps[at];
   const OpTraits traits = op_traits(step.op);
-  if (step.op == Op::copy && placement.cell(step.src_buffer, step.src_offset) == placement.cell(step.dst_buffer, step.dst_offset)) {
+  if (step.op == Op::copy &&
+      placement.cell(step.src_buffer, step.src_offset) == placement.cell(step.dst_buffer, step.dst_offset)) {
     // In place, a chunk is copied onto itself: every reader sees what it held, so this disturbs writers only.
     const std::int64_t first = placement.cell(step.src_buffer, step.src_offset);
     return {{at, first, first + step.count, false}};
@@ -118,7 +119,8 @@ class History {
   std::vector<Conflict> conflicts_;
 };
 
-std::string cell_name(const Wiring& wiring, const Placement& placement, std::int32_t at, bool written, std::int64_t cell) {
+std::string cell_name(const Wiring& wiring, const Placement& placement, std::int32_t at, bool written,
+                      std::int64_t cell) {
   const Step& step = *wiring.steps[at];
   const Buffer buffer = written ? step.dst_buffer : step.src_buffer;
   return say(buffer_name(buffer), "[", cell - placement.base[static_cast<int>(buffer)], "]");
@@ -133,11 +135,11 @@ void report(const Wiring& wiring, const std::vector<Placement>& placements, cons
   for (std::size_t at = 0; at < conflicts.size(); ++at) {
     const Conflict& conflict = conflicts[at];
     const Placement& placement = placements[wiring.rank_of_step(conflict.after)];
-    const std::string text = say(
-        conflict.after_writes ? "writes " : "reads ",
-        cell_name(wiring, placement, conflict.after, conflict.after_writes, conflict.cell), ", which ",
-        wiring.name_of(conflict.before), conflict.before_writes ? " writes as " : " reads as ",
-        cell_name(wiring, placement, conflict.before, conflict.before_writes, conflict.cell));
+    const std::string text =
+        say(conflict.after_writes ? "writes " : "reads ",
+            cell_name(wiring, placement, conflict.after, conflict.after_writes, conflict.cell), ", which ",
+            wiring.name_of(conflict.before), conflict.before_writes ? " writes as " : " reads as ",
+            cell_name(wiring, placement, conflict.before, conflict.before_writes, conflict.cell));
     const Place place = wiring.place_of(conflict.after);
     if (through_others[at]) {
       findings.warning("remote-order", place, text + "; only messages through other ranks order the two");
@@ -149,8 +151,8 @@ void report(const Wiring& wiring, const std::vector<Placement>& placements, cons
 
 }  // namespace
 
-void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode, const std::vector<std::int32_t>& order,
-                 Findings& findings) {
+void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode,
+                 const std::vector<std::int32_t>& order, Findings& findings) {
   const std::vector<Placement> placements = place_buffers(wiring, shape, root, mode);
   std::vector<std::vector<std::int32_t>> steps_of(placements.size());
   for (std::int32_t step : order) steps_of[wiring.rank_of_step(step)].push_back(step);

@@ -12,7 +12,7 @@
 namespace teccl {
 
 // `order`: the steps as one execution ended them. Throws std::length_error when a rank is too large to judge.
-void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode, const std::vector<std::int32_t>& order,
-                 Findings& findings);
+void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode,
+                 const std::vector<std::int32_t>& order, Findings& findings);
 
 }  // namespace teccl

@@ -31,7 +31,8 @@ int RankSets::intern(const std::vector<std::uint64_t>& words) {
   const std::uint64_t key = hash(words);
   auto [begin, end] = by_hash_.equal_range(key);
   for (auto candidate = begin; candidate != end; ++candidate) {
-    if (std::equal(words.begin(), words.end(), bits_.begin() + static_cast<std::ptrdiff_t>(candidate->second * words_))) {
+    if (std::equal(words.begin(), words.end(),
+                   bits_.begin() + static_cast<std::ptrdiff_t>(candidate->second * words_))) {
       return candidate->second;
     }
   }
@@ -61,9 +62,7 @@ int RankSets::unite(int a, int b) {
   return set;
 }
 
-bool RankSets::contains(int set, int rank) const {
-  return (bits_[set * words_ + rank / 64] >> (rank % 64)) & 1;
-}
+bool RankSets::contains(int set, int rank) const { return (bits_[set * words_ + rank / 64] >> (rank % 64)) & 1; }
 
 int RankSets::size(int set) const {
   int count = 0;

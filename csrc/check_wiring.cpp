@@ -91,8 +91,7 @@ void connect(Wiring& wiring, Findings& findings) {
       claim(receivers, connection_key(block.recv_peer, rank, block.channel), tb,
             say("receiving from gpu ", block.recv_peer, " on channel ", block.channel), wiring, findings);
     }
-    for (std::int32_t step = wiring.first_step[tb];
-         step < wiring.first_step[tb + 1]; ++step) {
+    for (std::int32_t step = wiring.first_step[tb]; step < wiring.first_step[tb + 1]; ++step) {
       const OpTraits traits = op_traits(wiring.steps[step]->op);
       const char* name = op_name(wiring.steps[step]->op);
       if (traits.sends && block.send_peer < 0) {
@@ -112,8 +111,8 @@ void connect(Wiring& wiring, Findings& findings) {
       auto mirror = receivers.find(key);
       if (mirror == receivers.end()) {
         findings.error("mirror", wiring.place_of_tb(tb),
-                       say("sends to gpu ", block.send_peer, " on channel ", block.channel, ", where no threadblock of gpu ",
-                           block.send_peer, " receives from gpu ", rank));
+                       say("sends to gpu ", block.send_peer, " on channel ", block.channel,
+                           ", where no threadblock of gpu ", block.send_peer, " receives from gpu ", rank));
       } else if (senders.at(key) == tb) {
         const auto connection = static_cast<std::int32_t>(wiring.connection_sender.size());
         wiring.out_connection[tb] = connection;

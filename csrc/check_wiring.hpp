@@ -29,9 +29,7 @@ struct Wiring {
 
   std::int32_t tb_count() const { return static_cast<std::int32_t>(rank_of_tb.size()); }
   std::int32_t step_count() const { return static_cast<std::int32_t>(steps.size()); }
-  std::int32_t rank_of_step(std::int32_t step) const {
-    return rank_of_tb[tb_of_step[step]];
-  }
+  std::int32_t rank_of_step(std::int32_t step) const { return rank_of_tb[tb_of_step[step]]; }
   const Threadblock& threadblock(std::int32_t tb) const;
   Place place_of_tb(std::int32_t tb) const;
   Place place_of(std::int32_t step) const;

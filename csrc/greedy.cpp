@@ -15,6 +15,7 @@ namespace {
 
 using Index = std::size_t;
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kSameTime = 1e-12;  // times that differ by this share are one instant, summed in another order
 
 // A cheap, stateless hash to [0, 1): the same (seed, path, chunk) always draws the same number.
 double draw(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
@@ -27,16 +28,23 @@ double draw(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
 struct SizeClass {
   std::vector<PathTiming> timing;              // per path
   std::vector<std::vector<double>> distance;   // GPU × GPU: least time to bring a chunk over, store and forward
+  double slack;                                // gains below this are rounding
 };
 
 SizeClass size_class(const Network& network, double bytes) {
   const auto n = static_cast<Index>(network.ranks);
-  SizeClass size{{}, std::vector<std::vector<double>>(n, std::vector<double>(n, kNever))};
+  SizeClass size{{}, std::vector<std::vector<double>>(n, std::vector<double>(n, kNever)), 0};
   for (Index i = 0; i < n; ++i) size.distance[i][i] = 0;
+  double longest = 1;
   for (const auto& path : network.paths) {
     size.timing.push_back(time_path(network, path, bytes));
+    longest = std::max(longest, size.timing.back().arrival);
+  }
+  size.slack = 1e-12 * longest;
+  for (Index p = 0; p < network.paths.size(); ++p) {
+    const auto& path = network.paths[p];
     auto& d = size.distance[static_cast<Index>(path.src)][static_cast<Index>(path.dst)];
-    d = std::min(d, size.timing.back().arrival);
+    d = std::min(d, std::max(1e-9 * longest, size.timing[p].arrival));  // a hop is one even if it takes no time
   }
   for (Index k = 0; k < n; ++k)
     for (Index i = 0; i < n; ++i)
@@ -47,17 +55,17 @@ SizeClass size_class(const Network& network, double bytes) {
 
 class Greedy {
  public:
-  Greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed, double noise)
-      : network_(network), chunks_(chunks), seed_(seed), noise_(noise), ranks_(static_cast<Index>(network.ranks)) {
+  Greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed, double noise,
+         double deadline_us)
+      : network_(network), chunks_(chunks), seed_(seed), noise_(noise), deadline_(deadline_us),
+        ranks_(static_cast<Index>(network.ranks)) {
     for (const auto& chunk : chunks)
       if (!sizes_.count(chunk.bytes)) sizes_.emplace(chunk.bytes, size_class(network, chunk.bytes));
     for (const auto& chunk : chunks) size_of_.push_back(&sizes_.at(chunk.bytes));
     paths_from_.resize(ranks_);
-    paths_over_.resize(network.links.size());
-    for (Index p = 0; p < network.paths.size(); ++p) {
+    for (Index p = 0; p < network.paths.size(); ++p)
       paths_from_[static_cast<Index>(network.paths[p].src)].push_back(p);
-      for (int link : network.paths[p].links) paths_over_[static_cast<Index>(link)].push_back(p);
-    }
+    awaits_links_.assign(network.paths.size(), false);
     free_from_.assign(network.links.size(), 0);
     holds_.assign(chunks.size() * ranks_, false);
     promised_.assign(chunks.size() * ranks_, false);
@@ -72,9 +80,17 @@ class Greedy {
     double now = 0;
     while (true) {
       start_what_can(now, ready);
-      if (wakeups_.empty()) break;
-      now = wakeups_.top().time;
-      while (!wakeups_.empty() && wakeups_.top().time <= now) wake(ready);
+      if (wakeups_.empty()) {
+        if (deadline_ == kNever) break;
+        deadline_ = kNever;  // what could not be in time comes late
+        ready.assign(ready.size(), true);
+        continue;
+      }
+      const double instant = wakeups_.top().time * (1 + kSameTime);
+      while (!wakeups_.empty() && wakeups_.top().time <= instant) {
+        now = wakeups_.top().time;
+        wake(ready);
+      }
     }
     for (Index c = 0; c < chunks_.size(); ++c)
       for (int want : chunks_[c].want)
@@ -85,10 +101,10 @@ class Greedy {
   }
 
  private:
-  struct Wakeup {  // a chunk arrives at a GPU (chunk ≥ 0), or a path's links fall free
+  struct Wakeup {  // a chunk arrives at a GPU (chunk ≥ 0), or the links of a path that has something to send fall free
     double time;
     int chunk;
-    Index where;
+    Index where;  // GPU or path
     bool operator>(const Wakeup& other) const { return time > other.time; }
   };
   struct Option {
@@ -126,27 +142,40 @@ class Greedy {
     }
   }
 
-  bool links_free(Index p, const PathTiming& timing, double now) const {
+  // From when on a transfer on path p finds every link free as it comes to it.
+  double free_from(Index p, const PathTiming& timing) const {
     const auto& links = network_.paths[p].links;
+    double from = 0;
     for (Index k = 0; k < links.size(); ++k)
-      if (free_from_[static_cast<Index>(links[k])] > now + timing.offset[k] + kSlack) return false;
-    return true;
+      from = std::max(from, free_from_[static_cast<Index>(links[k])] - timing.offset[k]);
+    return from;
   }
 
   double score(Index p, Index c) const {
     const double gain = gain_[slot(c, static_cast<Index>(network_.paths[p].dst))];
-    if (gain <= kSlack) return 0;
+    if (gain <= size_of_[c]->slack) return 0;
     return gain * (1 + noise_ * draw(seed_, p, c)) + 1e-9 * draw(seed_ + 1, p, c);
   }
 
-  // The best chunk that path p could carry from `now` on, if any.
-  bool best_option(Index p, double now, Option& best) const {
+  // The best chunk that path p could carry from `now` on, if any. A path that has a chunk to carry but not the links
+  // asks to be woken when they are free for it: for every path of a link that is at another time.
+  bool best_option(Index p, double now, Option& best) {
     best = {0, p, 0};
+    double soonest = kNever;
     for (Index c : held_[static_cast<Index>(network_.paths[p].src)]) {
+      if (now + size_of_[c]->timing[p].arrival > deadline_) continue;
       const double s = score(p, c);
-      if (s > best.score && links_free(p, size_of_[c]->timing[p], now)) best = {s, p, c};
+      if (s <= best.score) continue;
+      const double from = free_from(p, size_of_[c]->timing[p]);
+      if (from <= now) best = {s, p, c};
+      else soonest = std::min(soonest, from);
     }
-    return best.score > 0;
+    if (best.score > 0) return true;
+    if (soonest < kNever && !awaits_links_[p]) {
+      awaits_links_[p] = true;
+      wakeups_.push({soonest, -1, p});
+    }
+    return false;
   }
 
   void start_what_can(double now, std::vector<bool>& ready) {
@@ -162,7 +191,7 @@ class Greedy {
       options.pop();
       // Gains only shrink, so an option that still scores what it did is still the best.
       if (score(option.path, option.chunk) == option.score &&
-          links_free(option.path, size_of_[option.chunk]->timing[option.path], now)) {
+          free_from(option.path, size_of_[option.chunk]->timing[option.path]) <= now) {
         start(option.path, option.chunk, now);
       }
       Option again;
@@ -173,11 +202,8 @@ class Greedy {
   void start(Index p, Index c, double now) {
     const auto& path = network_.paths[p];
     const auto& timing = size_of_[c]->timing[p];
-    for (Index k = 0; k < path.links.size(); ++k) {
-      const double until = now + timing.offset[k] + timing.occupancy[k];
-      free_from_[static_cast<Index>(path.links[k])] = until;
-      wakeups_.push({until - timing.offset[k], -1, static_cast<Index>(path.links[k])});
-    }
+    for (Index k = 0; k < path.links.size(); ++k)
+      free_from_[static_cast<Index>(path.links[k])] = now + timing.offset[k] + timing.occupancy[k];
     const auto target = static_cast<Index>(path.dst);
     promised_[slot(c, target)] = true;
     bring_near(c, target);
@@ -190,7 +216,8 @@ class Greedy {
     const Wakeup event = wakeups_.top();
     wakeups_.pop();
     if (event.chunk < 0) {
-      for (Index p : paths_over_[event.where]) ready[p] = true;
+      awaits_links_[event.where] = false;
+      ready[event.where] = true;
       return;
     }
     holds_[slot(static_cast<Index>(event.chunk), event.where)] = true;
@@ -198,18 +225,18 @@ class Greedy {
     for (Index p : paths_from_[event.where]) ready[p] = true;
   }
 
-  static constexpr double kSlack = 1e-9;
   static constexpr double kFar = 1e18;
 
   const Network& network_;
   const std::vector<DemandedChunk>& chunks_;
   const std::uint64_t seed_;
   const double noise_;
+  double deadline_;
   const Index ranks_;
   std::map<double, SizeClass> sizes_;
   std::vector<const SizeClass*> size_of_;          // per chunk
   std::vector<std::vector<Index>> paths_from_;     // per GPU
-  std::vector<std::vector<Index>> paths_over_;     // per link
+  std::vector<bool> awaits_links_;                 // per path: a wakeup is due
   std::vector<double> free_from_;                  // per link
   std::vector<bool> holds_, promised_;             // chunk × GPU
   std::vector<double> gain_;                       // chunk × GPU: what a copy there would shorten
@@ -239,8 +266,8 @@ std::vector<ChunkSend> useful(const Network& network, const std::vector<Demanded
 }  // namespace
 
 std::vector<ChunkSend> greedy(const Network& network, const std::vector<DemandedChunk>& chunks, std::uint64_t seed,
-                              double noise) {
-  auto sends = useful(network, chunks, Greedy(network, chunks, seed, noise).run());
+                              double noise, double deadline_us) {
+  auto sends = useful(network, chunks, Greedy(network, chunks, seed, noise, deadline_us).run());
   retime(network, chunks, sends);
   return sends;
 }

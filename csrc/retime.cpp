@@ -3,51 +3,179 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace teccl {
+namespace {
+
+using Index = std::size_t;
+
+// The path timing of every send; sends of one path and size share it.
+std::vector<const PathTiming*> timings_of(const Network& network, const std::vector<DemandedChunk>& chunks,
+                                          const std::vector<ChunkSend>& sends,
+                                          std::map<std::pair<int, double>, PathTiming>& known) {
+  std::vector<const PathTiming*> timings;
+  for (const auto& send : sends) {
+    if (send.chunk < 0 || static_cast<Index>(send.chunk) >= chunks.size())
+      throw std::invalid_argument("there is no chunk " + std::to_string(send.chunk));
+    const auto& path = network.paths.at(static_cast<Index>(send.path));
+    const double bytes = chunks[static_cast<Index>(send.chunk)].bytes;
+    auto found = known.find({send.path, bytes});
+    if (found == known.end())
+      found = known.emplace(std::make_pair(send.path, bytes), time_path(network, path, bytes)).first;
+    timings.push_back(&found->second);
+  }
+  return timings;
+}
+
+// A send starts no earlier than `delay_us` after the start of send `before`.
+struct Wait {
+  Index before;
+  double delay_us;
+};
+
+double slack_us(double time_us) { return 1e-9 * std::max(1.0, time_us); }
+
+// What each send waits for when data and links keep the order of the given starts.
+class Waits {
+ public:
+  Waits(const Network& network, const std::vector<DemandedChunk>& chunks, const std::vector<ChunkSend>& sends)
+      : network_(network), chunks_(chunks), sends_(sends), of_(sends.size()) {
+    timings_ = timings_of(network, chunks, sends, known_);
+    links();
+    data();
+  }
+
+  const std::vector<Wait>& of(Index send) const { return of_[send]; }
+  double arrival(Index send) const { return sends_[send].start_us + timings_[send]->arrival; }
+  double duration(Index send) const { return timings_[send]->arrival; }
+  bool supplied() const { return supplied_; }
+
+ private:
+  const DirectPath& path(Index send) const { return network_.paths[static_cast<Index>(sends_[send].path)]; }
+
+  // On every link each send waits for the one that now crosses it before.
+  void links() {
+    std::vector<std::vector<std::pair<Index, Index>>> crossings(network_.links.size());  // link → (send, place in path)
+    for (Index i = 0; i < sends_.size(); ++i)
+      for (Index k = 0; k < path(i).links.size(); ++k)
+        crossings[static_cast<Index>(path(i).links[k])].emplace_back(i, k);
+    auto begin = [&](const std::pair<Index, Index>& crossing) {
+      return sends_[crossing.first].start_us + timings_[crossing.first]->offset[crossing.second];
+    };
+    for (auto& link : crossings) {
+      std::stable_sort(link.begin(), link.end(), [&](auto& a, auto& b) { return begin(a) < begin(b); });
+      for (Index n = 1; n < link.size(); ++n) {
+        const auto [first, k] = link[n - 1];
+        const auto [second, m] = link[n];
+        of_[second].push_back(
+            {first, timings_[first]->offset[k] + timings_[first]->occupancy[k] - timings_[second]->offset[m]});
+      }
+    }
+  }
+
+  // A copy waits for the arrival that brings the chunk first, a reduction for all that have come when it starts.
+  void data() {
+    std::map<std::pair<int, int>, std::vector<Index>> into;  // (chunk, GPU) → sends
+    for (Index i = 0; i < sends_.size(); ++i) into[{sends_[i].chunk, path(i).dst}].push_back(i);
+    for (auto& [place, arrivals] : into)
+      std::stable_sort(arrivals.begin(), arrivals.end(), [&](Index a, Index b) { return arrival(a) < arrival(b); });
+    for (Index i = 0; i < sends_.size(); ++i) {
+      const auto& chunk = chunks_[static_cast<Index>(sends_[i].chunk)];
+      const bool origin = std::count(chunk.origin.begin(), chunk.origin.end(), path(i).src) > 0;
+      if (origin && !chunk.reduce) continue;
+      const auto& arrivals = into[{sends_[i].chunk, path(i).src}];
+      const double start = sends_[i].start_us;
+      Index awaited = 0;
+      while (awaited < arrivals.size() && arrival(arrivals[awaited]) <= start + slack_us(start)) ++awaited;
+      supplied_ = supplied_ && (origin || awaited > 0);
+      if (!chunk.reduce) awaited = std::min<Index>(awaited, 1);
+      for (Index n = 0; n < awaited; ++n)
+        if (arrivals[n] != i) of_[i].push_back({arrivals[n], duration(arrivals[n])});
+    }
+  }
+
+  const Network& network_;
+  const std::vector<DemandedChunk>& chunks_;
+  const std::vector<ChunkSend>& sends_;
+  std::map<std::pair<int, double>, PathTiming> known_;
+  std::vector<const PathTiming*> timings_;
+  std::vector<std::vector<Wait>> of_;
+  bool supplied_ = true;
+};
+
+}  // namespace
 
 void retime(const Network& network, const std::vector<DemandedChunk>& chunks, std::vector<ChunkSend>& sends) {
   const double never = std::numeric_limits<double>::infinity();
-  const auto ranks = static_cast<std::size_t>(network.ranks);
+  const auto ranks = static_cast<Index>(network.ranks);
   std::vector<double> ready(chunks.size() * ranks, never);
   auto at = [&](int chunk, int rank) -> double& {
-    return ready[static_cast<std::size_t>(chunk) * ranks + static_cast<std::size_t>(rank)];
+    return ready[static_cast<Index>(chunk) * ranks + static_cast<Index>(rank)];
   };
-  for (std::size_t c = 0; c < chunks.size(); ++c)
+  for (Index c = 0; c < chunks.size(); ++c)
     for (int rank : chunks[c].origin) at(static_cast<int>(c), rank) = 0;
 
   std::vector<double> free_from(network.links.size(), 0);
-  std::map<std::pair<int, double>, PathTiming> timings;
-  for (auto& send : sends) {
-    const auto& chunk = chunks[static_cast<std::size_t>(send.chunk)];
-    const auto& path = network.paths[static_cast<std::size_t>(send.path)];
-    auto known = timings.find({send.path, chunk.bytes});
-    if (known == timings.end())
-      known = timings.emplace(std::make_pair(send.path, chunk.bytes), time_path(network, path, chunk.bytes)).first;
-    const PathTiming& timing = known->second;
+  std::map<std::pair<int, double>, PathTiming> known;
+  const auto timings = timings_of(network, chunks, sends, known);
+  for (Index i = 0; i < sends.size(); ++i) {
+    auto& send = sends[i];
+    const PathTiming& timing = *timings[i];
+    const auto& path = network.paths[static_cast<Index>(send.path)];
 
     double start = at(send.chunk, path.src);
     if (start == never)
       throw std::invalid_argument("GPU " + std::to_string(path.src) + " sends chunk " + std::to_string(send.chunk) +
                                   " that it never receives");
-    for (std::size_t k = 0; k < path.links.size(); ++k)
-      start = std::max(start, free_from[static_cast<std::size_t>(path.links[k])] - timing.offset[k]);
-    for (std::size_t k = 0; k < path.links.size(); ++k)
-      free_from[static_cast<std::size_t>(path.links[k])] = start + timing.offset[k] + timing.occupancy[k];
+    for (Index k = 0; k < path.links.size(); ++k)
+      start = std::max(start, free_from[static_cast<Index>(path.links[k])] - timing.offset[k]);
+    for (Index k = 0; k < path.links.size(); ++k)
+      free_from[static_cast<Index>(path.links[k])] = start + timing.offset[k] + timing.occupancy[k];
 
     send.start_us = start;
     send.arrival_us = start + timing.arrival;
     double& there = at(send.chunk, path.dst);
     if (there == never)
       there = send.arrival_us;
-    else if (chunk.reduce)
+    else if (chunks[static_cast<Index>(send.chunk)].reduce)
       there = std::max(there, send.arrival_us);
     else
       there = std::min(there, send.arrival_us);
   }
+}
+
+bool left_shift(const Network& network, const std::vector<DemandedChunk>& chunks, std::vector<ChunkSend>& sends) {
+  const Waits waits(network, chunks, sends);
+  if (!waits.supplied()) return false;
+  std::vector<Index> order(sends.size());
+  std::iota(order.begin(), order.end(), Index{0});
+  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return sends[a].start_us < sends[b].start_us; });
+
+  // The least solution of start ≥ start of the awaited + delay, from below (Bellman–Ford). Feasible starts solve the
+  // same inequalities, so a start that must pass its given one shows that those were not.
+  std::vector<double> start(sends.size(), 0);
+  bool moved = true;
+  for (Index pass = 0; moved && pass <= sends.size(); ++pass) {
+    moved = false;
+    for (Index i : order) {
+      double earliest = start[i];
+      for (const auto& wait : waits.of(i)) earliest = std::max(earliest, start[wait.before] + wait.delay_us);
+      if (earliest > sends[i].start_us + slack_us(sends[i].start_us)) return false;
+      if (earliest - start[i] <= 1e-3 * slack_us(earliest)) continue;  // rounding round a cycle of waits
+      start[i] = earliest;
+      moved = true;
+    }
+  }
+  if (moved) return false;
+  for (Index i = 0; i < sends.size(); ++i) {
+    sends[i].start_us = start[i];
+    sends[i].arrival_us = start[i] + waits.duration(i);
+  }
+  return true;
 }
 
 }  // namespace teccl

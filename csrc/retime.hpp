@@ -12,4 +12,10 @@ namespace teccl {
 // send's GPU cannot hold its chunk. O(sends · path length).
 void retime(const Network& network, const std::vector<DemandedChunk>& chunks, std::vector<ChunkSend>& sends);
 
+// Moves the starts of `sends` as early as they go, in place, while every link serves them in the order it does now
+// and every send waits for what it waits for now. (That is more than the order of the starts says: on paths of
+// several links the one that starts later may cross a shared link first.) False, and nothing changed, when the
+// given starts are not feasible. O(passes · sends · path length), passes ≤ sends, mostly 2.
+bool left_shift(const Network& network, const std::vector<DemandedChunk>& chunks, std::vector<ChunkSend>& sends);
+
 }  // namespace teccl

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+import teccl_msccl
+
+#: Every rank imports the package that this process has.
+PACKAGES = Path(teccl_msccl.__file__).parents[1]
+PROBE = """
+from teccl_msccl.runtime.launch import join, launched
+join(launched())
+from mpi4py import MPI
+print(MPI.COMM_WORLD.Get_size())
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Launcher:
         for position, (nranks, arguments) in enumerate(parts):
             words += [":"] * (position > 0) + ["-np", str(nranks), sys.executable, *map(str, arguments)]
         environment = dict(os.environ) | dict(self.environment)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environment.get("PYTHONPATH"))))
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -62,7 +71,7 @@ def mpirun(request: pytest.FixtureRequest) -> Launcher:
     launcher = request.param()
     if isinstance(launcher, str):
         pytest.skip(launcher)
-    probe = launcher.start((2, ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size())"]), timeout=30)
-    if "cannot load MPI library" in probe.stderr:
-        pytest.skip(f"mpi4py finds no library of {launcher.name}")
+    probe = launcher.start((2, ["-c", PROBE]), timeout=60)
+    if probe.stdout.split() != ["2", "2"]:
+        pytest.skip(f"mpi4py cannot use {launcher.name}: {(probe.stderr.strip() or probe.stdout).splitlines()[-1:]}")
     return launcher

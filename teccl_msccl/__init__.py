@@ -28,6 +28,19 @@ _HOMES = {
 }
 
 
+def _find_core() -> None:
+    """Where a checkout's sources shadow the installed package (its root is the working directory), the compiled
+    core is with the installed one."""
+    from contextlib import suppress
+    from importlib.metadata import PackageNotFoundError, distribution
+    from pathlib import Path
+
+    if any(Path(__path__[0]).glob("_core.*.so")):
+        return
+    with suppress(PackageNotFoundError):
+        __path__.append(str(distribution("teccl-msccl").locate_file("teccl_msccl")))
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: `import teccl_msccl` itself costs nothing."""
     from importlib import import_module
@@ -35,3 +48,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_find_core()

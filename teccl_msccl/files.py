@@ -42,8 +42,25 @@ def parse_json(data: bytes, path: str | Path, what: str) -> Any:
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text, so not {what}") from None
+    except ValueError:  # Python converts no integer of more than 4300 digits
+        raise InputError(f"{path}: has a number of absurd length; mend {what}") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply to be {what}") from None
+
+
+def check_writable(*paths: str | Path | None) -> None:
+    """Raise `InputError` where one of the files to be written could not be, before any work is done for it."""
+    named = [Path(path) for path in paths if path is not None]
+    for path in named:
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory; name a file to write")
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: cannot write: there is no directory {path.parent}; make it or choose another -o")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise InputError(f"{path}: cannot write in {path.parent}: permission denied; choose another -o")
+    twice = next((path for path in named if sum(path.absolute() == other.absolute() for other in named) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice}: is to be written twice; give each output a name of its own")
 
 
 def write_text(path: str | Path, text: str) -> None:

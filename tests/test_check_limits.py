@@ -141,6 +141,7 @@ def text() -> bytes:
 
 REJECTED: dict[str, Callable[[bytes], bytes]] = {
     "<?xml": lambda data: b'<?xml version="1.0"?>\n' + data,
+    "CDATA": lambda data: data.replace(b"</gpu>", b"<![CDATA[" + b"<!--" * 10**5 + b"]]></gpu>"),
     "tabs": lambda data: data.replace(b"\n  <gpu", b"\n\t<gpu"),
     "newline": lambda data: data.replace(b' i_chunks="', b'\n i_chunks="'),
     "single quotes": lambda data: data.replace(b'id="0"', b"id='0'"),

@@ -1,4 +1,4 @@
-"""The checker against exhaustive search: every interleaving of tiny random programs."""
+"""The checker against exhaustive search of tiny random programs, and against nonsense."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from step_machine import can_hang, has_race
 
 from teccl_msccl.program.check import check
-from teccl_msccl.program.program import Gpu, Program, Step, Threadblock
+from teccl_msccl.program.program import PROTOCOLS, STEP_TYPES, Gpu, Program, Step, Threadblock
+from teccl_msccl.program.targets import TARGETS
 
 CHUNKS = 3
+EXECUTOR = TARGETS["executor"]
 
 
 @st.composite
@@ -111,3 +113,49 @@ def test_agrees_with_every_interleaving(program: Program) -> None:
     assert ("deadlock" in codes) == (verdict.min_credits is None)
     if verdict.min_credits is not None:
         assert ("race" in codes) == has_race(program)
+
+
+@st.composite
+def arbitrary_programs(draw: st.DrawFn) -> Program:
+    """Anything that can be packed: mostly nonsense, with the extremes that integers have."""
+    number = st.sampled_from([-1, 0, 0, 0, 1, 1, 2, 3, 71, 72, 2**31 - 1, -(2**31) + 1])
+    steps = st.lists(
+        st.builds(
+            Step,
+            type=st.sampled_from(STEP_TYPES),
+            srcbuf=st.sampled_from("ios"),
+            srcoff=number,
+            dstbuf=st.sampled_from("ios"),
+            dstoff=number,
+            cnt=st.one_of(st.just(1), number),
+            depid=number,
+            deps=number,
+            hasdep=st.booleans(),
+        ),
+        max_size=3,
+    )
+    peer = st.integers(-2, 3)
+    chunks = st.one_of(st.integers(0, 4), number, st.just(2**40))
+    blocks = st.lists(st.builds(Threadblock, peer, peer, st.integers(-1, 1), steps.map(tuple)), max_size=3)
+    gpus = draw(st.lists(st.builds(Gpu, chunks, chunks, chunks, blocks.map(tuple)), min_size=1, max_size=3))
+    collectives = (*EXECUTOR.collectives, "custom")
+    return Program(
+        name="arbitrary",
+        collective=draw(st.sampled_from(collectives)),
+        protocol=draw(st.sampled_from(PROTOCOLS)),
+        nchannels=draw(number),
+        nchunks=draw(st.one_of(st.integers(1, 6), number)),
+        inplace=draw(st.booleans()),
+        outofplace=draw(st.booleans()),
+        gpus=tuple(gpus),
+    )
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(arbitrary_programs())
+def test_nonsense_is_judged_not_crashed_upon(program: Program) -> None:
+    verdict = check(program)
+    assert verdict.ok == all(found.level == "warning" for found in verdict.findings)
+    assert all(found.text for found in verdict.findings)
+    failed = [proof for proof in verdict.proofs if proof.outcome == "failed"]
+    assert not (verdict.ok and failed)

@@ -32,8 +32,8 @@ py::dict check(const Program& program, std::int64_t credits, std::int64_t max_co
 }  // namespace
 
 void bind_check(py::module_& module) {
-  module.def("check", &check, py::arg("program"), py::kw_only(), py::arg("credits"), py::arg("max_count"), py::arg("max_dependency_tb"),
-             py::arg("listed"), py::arg("root"));
+  module.def("check", &check, py::arg("program"), py::kw_only(), py::arg("credits"), py::arg("max_count"),
+             py::arg("max_dependency_tb"), py::arg("listed"), py::arg("root"));
 }
 
 }  // namespace teccl

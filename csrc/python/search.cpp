@@ -1,4 +1,6 @@
 // Networks, demands, the schedule simulation and the greedy search for Python: integer and float arrays in and out.
+#include <optional>
+
 #include "greedy.hpp"
 #include "module.hpp"
 #include "retime.hpp"
@@ -64,16 +66,33 @@ void bind_search(py::module_& module) {
       },
       py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"));
   module.def(
+      "left_shift",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
+         const std::vector<double>& start_us) -> std::optional<py::tuple> {
+        Sends sends;
+        for (std::size_t i = 0; i < chunk.size(); ++i) sends.push_back({chunk[i], path.at(i), start_us.at(i), 0});
+        bool feasible = false;
+        {
+          py::gil_scoped_release release;
+          feasible = left_shift(network, demand.chunks, sends);
+        }
+        if (!feasible) return std::nullopt;
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"));
+  module.def(
       "greedy",
-      [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise) {
+      [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise,
+         double deadline_us) {
         Sends sends;
         {
           py::gil_scoped_release release;
-          sends = greedy(network, demand.chunks, seed, noise);
+          sends = greedy(network, demand.chunks, seed, noise, deadline_us);
         }
         return columns(sends);
       },
-      py::arg("network"), py::arg("demand"), py::arg("seed"), py::arg("noise"));
+      py::arg("network"), py::arg("demand"), py::arg("seed"), py::arg("noise"),
+      py::arg("deadline_us"));
 }
 
 }  // namespace teccl

@@ -21,10 +21,12 @@ def lower(
     protocol: ProtocolOption = "auto",
 ) -> None:
     """Validate a schedule, lower it, prove the program, and write it as MSCCL XML."""
+    from ..files import check_writable
     from ..program.lower import lower as lower_schedule
     from ..schedule.schedule import Schedule
     from .proved import prove
 
+    check_writable(file)
     schedule = Schedule.read(schedule_file)
     schedule.validate()
     proved = prove(schedule, lower_schedule(schedule, target, mode=mode, protocol=protocol))

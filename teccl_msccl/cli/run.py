@@ -62,7 +62,8 @@ def run(
         sweep = Sweep(_sizes(size, begin, end, factor), dtypes_named(dtype), reductions_named(op), iters, warmup, exact)
         settings = Settings(slots, None, workers, timeout, seed)
         program, _ = _load(file)
-        _execute(ThreadWorld(program.nranks), program, file, sweep, settings, root)
+        if not _execute(ThreadWorld(program.nranks), program, file, sweep, settings, root):
+            raise typer.Exit(1)
         return
 
     try:
@@ -90,11 +91,13 @@ def run(
             program, digest = world.attempt(lambda: _load(file))
             _require_same(world, digest, repr((sweep, settings, root)))
             world.attempt(lambda: _require_ranks(world.nranks, program, file))
-            _execute(world, program, file, sweep, settings, root)
+            right = _execute(world, program, file, sweep, settings, root)
     except (InputError, Refused) as error:
         if world.speaks:
             raise
         raise typer.Exit(2 if isinstance(error, InputError) else 1) from None
+    if not right:
+        raise typer.Exit(1)
 
 
 # -- what to execute -------------------------------------------------------------------------------------------
@@ -161,7 +164,8 @@ def _require_ranks(nranks: int, program: Program, file: Path) -> None:
 
 def _execute(
     world: World, program: Program, file: Path, sweep: Sweep, settings: Settings, given_root: int | None
-) -> None:
+) -> bool:
+    """Execute every case and tell; whether every element is right."""
     from ..runtime import table
     from ..runtime.root import root_of
     from ..runtime.sweep import measure
@@ -191,11 +195,11 @@ def _execute(
             _print([table.line(pending)])
         if last_mode:
             pending = []
-    _conclude(world, program, file, rows)
+    return _conclude(world, program, file, rows)
 
 
-def _conclude(world: World, program: Program, file: Path, rows: list[Row]) -> None:
-    """The answer: rows as JSON or the table's last lines, and exit code 1 if any element is wrong."""
+def _conclude(world: World, program: Program, file: Path, rows: list[Row]) -> bool:
+    """Give the answer, rows as JSON or the table's last lines; whether every element is right."""
     from ..runtime import table
 
     first = next((row for row in rows if row.wrong or row.out_of_bounds), None)
@@ -213,8 +217,7 @@ def _conclude(world: World, program: Program, file: Path, rows: list[Row]) -> No
         if first is not None:
             case = f"{first.size} bytes {first.dtype} {first.op} {first.mode}"
             output.note(f"error: {file}: {first.wrong} wrong elements ({case}); first: {first.first_wrong}")
-    if first is not None:
-        raise typer.Exit(1)
+    return first is None
 
 
 def _print(lines: list[str]) -> None:

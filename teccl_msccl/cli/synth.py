@@ -50,7 +50,8 @@ def synth(
     protocol: ProtocolOption = "auto",
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""
-    from ..files import write_text
+    from ..collective.demand import collective_named
+    from ..files import check_writable, write_text
     from ..program.lower import lower
     from ..schedule.schedule import Schedule
     from ..synthesis.portfolio import run
@@ -58,6 +59,9 @@ def synth(
     from .progress import SynthesisProgress
     from .proved import prove
 
+    collective = collective_named(collective)
+    file = file or Path(f"{collective}.xml")
+    check_writable(file, schedule_file, report_file)
     detected = load(topology, hosts=hosts, network=network)
     for finding in detected.findings:
         if finding.level != "info":
@@ -83,7 +87,6 @@ def synth(
     proved = prove(schedule, lower(schedule, target, mode=mode, protocol=protocol))
     if schedule_file is not None:
         schedule.write(schedule_file)
-    file = file or Path(f"{schedule.demand.collective}.xml")
     proved.program.write(file)
     text = "\n".join(_report(synthesis, proved, str(file))) + "\n"
     if report_file is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,8 @@ REDUCING = frozenset({"reduce_scatter", "allreduce", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 #: Collectives whose size counts all ranks' shares, so that a chunk is size / (nranks · chunks per rank).
 _SIZE_SPANS_RANKS = frozenset({"allgather", "reduce_scatter", "alltoall", "gather", "scatter"})
+#: Chunks that a demand may have: far more than any file can hold.
+MOST_CHUNKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Demand:
 
     @property
     def chunks_per_size(self) -> int:
-        """How many chunks make up `size_bytes` (the format's nchunksperloop)."""
+        """How many chunks make up `size_bytes`."""
         return self.nchunks * (self.nranks if self.collective in _SIZE_SPANS_RANKS else 1)
 
     @cached_property
@@ -63,7 +66,11 @@ class Demand:
         return any(chunk.reduce for chunk in self.chunks)
 
     def validate(self) -> None:
-        """Raise `InputError` unless ids count from 0 and ranks exist."""
+        """Raise `InputError` unless ids count from 0, ranks exist and sizes are usable."""
+        if self.nchunks < 1:
+            raise InputError(f"{self.collective}: {self.nchunks} chunks; use 1 or more")
+        if not 0 <= self.size_bytes < math.inf:
+            raise InputError(f"{self.collective}: size {self.size_bytes}; it must be finite, zero or more")
         for position, chunk in enumerate(self.chunks):
             where = f"{self.collective}: chunk {chunk.id}"
             if chunk.id != position:
@@ -75,8 +82,11 @@ class Demand:
             for rank in (*chunk.origin, *chunk.want):
                 if not 0 <= rank < self.nranks:
                     raise InputError(f"{where}: no rank {rank} among 0..{self.nranks - 1}")
-            if not chunk.bytes >= 0:
-                raise InputError(f"{where}: {chunk.bytes} bytes; it must be zero or more")
+            for ranks in (chunk.origin, chunk.want):
+                if len(set(ranks)) < len(ranks):
+                    raise InputError(f"{where}: names a rank twice; name each once")
+            if not 0 <= chunk.bytes < math.inf:
+                raise InputError(f"{where}: {chunk.bytes} bytes; it must be finite, zero or more")
 
     def reversed(self) -> Demand:
         """The demand run backwards in time: copies become reductions and the other way round.
@@ -162,12 +172,17 @@ COLLECTIVES: Mapping[str, Callable[[int, int, int], _Pattern]] = MappingProxyTyp
 )
 
 
+#: Every accepted name of a collective, in lower case, and the design's spelling of it.
+SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {**{name: name for name in COLLECTIVES}, "reducescatter": "reduce_scatter"}
+)
+
+
 def collective_named(name: str) -> str:
     """The design's spelling of a collective's name ("reducescatter" is accepted). Raises `InputError`."""
-    canonical = {"reducescatter": "reduce_scatter"}.get(name.lower(), name.lower())
-    if canonical not in COLLECTIVES:
+    if name.lower() not in SPELLINGS:
         raise InputError(f"unknown collective {name!r}; use {', '.join(COLLECTIVES)}")
-    return canonical
+    return SPELLINGS[name.lower()]
 
 
 def demand_for(collective: str, nranks: int, size_bytes: float, nchunks: int = 1, root: int = 0) -> Demand:
@@ -180,9 +195,12 @@ def demand_for(collective: str, nranks: int, size_bytes: float, nchunks: int = 1
         raise InputError(f"{nchunks} chunks; use 1 or more")
     if not 0 <= root < nranks:
         raise InputError(f"root {root} is not a rank; use 0..{nranks - 1}")
+    pattern = COLLECTIVES[collective]
+    if nchunks * len(pattern(nranks, 1, root)) > MOST_CHUNKS:
+        raise InputError(f"{nchunks} chunks are too many among {nranks} ranks; use fewer ({MOST_CHUNKS} in all)")
     per_size = nchunks * (nranks if collective in _SIZE_SPANS_RANKS else 1)
     chunks = tuple(
         Chunk(id, origin, want, size_bytes / per_size, collective in REDUCING)
-        for id, (origin, want) in enumerate(COLLECTIVES[collective](nranks, nchunks, root))
+        for id, (origin, want) in enumerate(pattern(nranks, nchunks, root))
     )
     return Demand(collective, nranks, chunks, nchunks, size_bytes, root if collective in ROOTED else None)

@@ -21,8 +21,14 @@ def parse_size(text: str | float, *, one_letter: bool = False) -> float:
 
     `one_letter` also takes nccl-tests' K, M and G, which are binary. Raises `InputError`.
     """
-    if isinstance(text, (int, float)):
-        return _usable(float(text), str(text))
+    if not isinstance(text, str):
+        try:
+            nbytes = float(text)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(
+                f"size: this {type(text).__name__} is no finite number of bytes; use such or 64MB"
+            ) from None
+        return _usable(nbytes, str(text))
     match = _SIZE.fullmatch(text)
     units = _UNITS | _ONE_LETTER if one_letter else _UNITS
     if match is None or match.group(2).lower() not in units:
@@ -38,7 +44,7 @@ def _usable(nbytes: float, text: str) -> float:
 
 def format_size(nbytes: float) -> str:
     """`nbytes` in the largest decimal unit that keeps it at 1 or more, up to 4 digits."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if nbytes >= factor:
             return f"{nbytes / factor:.4g} {unit}"
     return f"{nbytes:.4g} B"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -93,12 +93,37 @@ class _Planner:
         starts, arrivals = play(self.schedule.topology, self.schedule.demand, sends)
         events = [(time, i, False) for i, time in enumerate(starts)]
         events += [(time, i, True) for i, time in enumerate(arrivals)]
-        for _, i, arrives in sorted(events):  # at one instant in the order of the sends, which is causal
+        events.sort()  # at one instant in the order of the sends, which is causal
+        needless = self._needless(sends, events)
+        for _, i, arrives in events:
+            if i in needless:
+                continue
             chunk = self.schedule.demand.chunks[sends[i].chunk]
             if arrives:
                 self._arrive(i, sends[i], chunk, (starts[i], arrivals[i]))
             else:
                 self._depart(i, sends[i], chunk, (starts[i], arrivals[i]))
+
+    def _needless(self, sends: Sequence[Send], events: Iterable[tuple[float, int, bool]]) -> set[int]:
+        """Copies that reach a GPU which has the whole chunk by then: what already reads it would have to wait for
+        the copy's turn, or the copy for them."""
+        chunks = self.schedule.demand.chunks
+        shares = {(chunk.id, rank): 1 for chunk in chunks for rank in chunk.origin}  # contributions held
+        in_flight: dict[int, int] = {}
+        needless = set()
+        for _, i, arrives in events:
+            send = sends[i]
+            source, target = self.schedule.ends(send)
+            held = shares.get((send.chunk, target), 0)
+            if not arrives:
+                in_flight[i] = shares[send.chunk, source]
+            elif send.reduce:
+                shares[send.chunk, target] = held + in_flight[i]
+            elif held == len(chunks[send.chunk].origin):
+                needless.add(i)
+            else:
+                shares[send.chunk, target] = in_flight[i]
+        return needless
 
     def _depart(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
         """The send takes the next place in the order of its connection."""
@@ -160,21 +185,3 @@ class _Planner:
         if action.type != "s" or action.src is None or action.src.buffer != "i":
             return False
         return overwritten.get(self.layout.aliased(action.src, action.rank), inf) <= action.arrival_us
-
-
-def merge_copies(copies: Iterable[Action], most: int) -> list[tuple[Action, int]]:
-    """Local copies between neighbouring places as one each: (the first of them, how many chunks)."""
-    runs: list[tuple[Action, int]] = []
-    for copy in copies:
-        if runs and runs[-1][1] < most and _continues(*runs[-1], copy):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((copy, 1))
-    return runs
-
-
-def _continues(first: Action, count: int, copy: Action) -> bool:
-    return all(
-        before is not None and after is not None and after == Place(before.buffer, before.offset + count)
-        for before, after in ((first.src, copy.src), (first.dst, copy.dst))
-    )

@@ -96,8 +96,13 @@ def narrowed(widths: Mapping[Connection, int], most: int) -> dict[Connection, in
     """Halve the widths until no rank has more than `most` threadblocks, or every width is 1."""
     narrow = dict(widths)
     while max(narrow.values(), default=1) > 1 and _threadblocks(narrow) > most:
-        narrow = {connection: ceil(width / 2) for connection, width in narrow.items()}
+        narrow = halved(narrow)
     return narrow
+
+
+def halved(widths: Mapping[Connection, int]) -> dict[Connection, int]:
+    """Half of every width, at least 1."""
+    return {connection: ceil(width / 2) for connection, width in widths.items()}
 
 
 def _threadblocks(widths: Mapping[Connection, int]) -> int:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from .finding import Finding, error, warning
 from .program import INT32_MAX, RECEIVING, SENDING, Gpu, Program
-from .targets import MAX_NODES_PER_RANK, Target
+from .targets import FEWEST_SMS, MAX_NODES_PER_RANK, Target
 
 _FUSED = RECEIVING & SENDING | {"rrc"}
 _MAX_NAME = 255
 _MSCCL_NAME = 63
-_FEWEST_SMS = 80  # of the GPUs that the runtimes know: V100
 _LL_CHUNK_BYTES = 16
 
 
@@ -118,8 +117,8 @@ def _fused(program: Program, target: Target) -> Iterator[Finding]:
 def _residency(program: Program) -> Iterator[Finding]:
     """One warning for the file: which GPU will run it, the file does not say."""
     blocks, rank = max((len(gpu.threadblocks), -rank) for rank, gpu in enumerate(program.gpus))
-    if blocks > _FEWEST_SMS:
-        text = f"{blocks} threadblocks must all be resident at once; a V100 has {_FEWEST_SMS} SMs"
+    if blocks > FEWEST_SMS:
+        text = f"{blocks} threadblocks must all be resident at once; a V100 has {FEWEST_SMS} SMs"
         yield warning("co-resident", text, -rank)
 
 

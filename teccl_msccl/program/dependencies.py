@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from .actions import Action
 from .placement import Layout, Place
@@ -21,6 +21,8 @@ def order_hazards(actions: Sequence[Action], layout: Layout, modes: frozenset[st
         for action in actions:
             reads = _memory(action.src, action.rank, layout, mode)
             writes = _memory(action.dst, action.rank, layout, mode)
+            if action.type == "cpy" and reads == writes:  # onto itself
+                writes = ()
             for place in reads:
                 _wait(action, writer.get(place))
                 readers[place].append(action)
@@ -42,28 +44,31 @@ def _wait(action: Action, earlier: Action | None) -> None:
         action.after.append(earlier)
 
 
-def reduce_waits(actions: Sequence[Action], threadblock_of: Mapping[Action, int]) -> None:
-    """Drop every wait that follows from the others: transitive reduction over a rank's own happens-before.
+def necessary_waits(
+    actions: Sequence[Action], threadblock_of: Mapping[Action, Hashable]
+) -> dict[Action, Sequence[Action]]:
+    """Which of its `after` every action must really wait for, when each threadblock runs its actions in order.
 
-    `actions` are in time order; a threadblock runs its own in that order. Order through another rank does not
-    count: no runtime promises it. O(actions · threadblocks).
+    Transitive reduction over a rank's own happens-before. `actions` are in time order. Order through another rank
+    does not count: no runtime promises it. O(actions · threadblocks).
     """
     moment = {action: i for i, action in enumerate(actions)}
-    index: dict[Action, int] = {}  # the action's place in its threadblock
-    done: dict[Action, dict[int, int]] = {}  # action → what is over when it is: the last action of each threadblock
-    last: dict[int, Action] = {}
+    over: dict[Action, dict[Hashable, int]] = {}  # action → what is over when it is: each threadblock's last moment
+    clocks: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
+    hazards = {earlier for action in actions for earlier in action.after}
+    waits: dict[Action, Sequence[Action]] = {}
     for action in actions:
-        tb = threadblock_of[action]
-        index[action] = index[last[tb]] + 1 if tb in last else 0
-        clock = dict(done[last[tb]]) if tb in last else {}
+        clock = clocks[threadblock_of[action]]
         needed = []
         for earlier in sorted(action.after, key=moment.__getitem__, reverse=True):  # the latest covers most
-            if clock.get(threadblock_of[earlier], -1) >= index[earlier]:
+            if clock.get(threadblock_of[earlier], -1) >= moment[earlier]:
                 continue
             needed.append(earlier)
-            for other, place in done[earlier].items():
-                clock[other] = max(clock.get(other, -1), place)
-        clock[tb] = index[action]
-        action.after = needed
-        done[action] = clock
-        last[tb] = action
+            for threadblock, last in over[earlier].items():
+                if clock.get(threadblock, -1) < last:
+                    clock[threadblock] = last
+        clock[threadblock_of[action]] = moment[action]
+        if action in hazards:
+            over[action] = dict(clock)
+        waits[action] = needed
+    return waits

@@ -46,6 +46,12 @@ class Layout:
             case _:  # the chunks are the output buffer, in order
                 return Place("o", chunk.id)
 
+    @property
+    def chunks_per_loop(self) -> int:
+        """The format's nchunksperloop. Runtimes count a gather or scatter by one rank's share (reference §5)."""
+        demand = self.demand
+        return demand.nchunks if demand.collective in ("gather", "scatter") else demand.chunks_per_size
+
     def sizes(self, rank: int) -> tuple[int, int]:
         """Input and output chunks of `rank`."""
         demand, c = self.demand, self.demand.nchunks

@@ -61,7 +61,8 @@ class Program:
     """A program for `len(gpus)` ranks.
 
     `collective` has the design's spelling (`reduce_scatter`); targets spell it their own way in the file.
-    `nchunks` is the format's nchunksperloop: chunk bytes = size / nchunks. Byte limits are inclusive;
+    `nchunks` is the format's nchunksperloop: chunk bytes = size / nchunks, where runtimes count the size of a gather
+    or scatter by one rank's share (see `chunks_per_size`). Byte limits are inclusive and count as the runtimes do;
     `max_bytes` 0 means no limit. `target` names the runtime whose spelling the file has.
     """
 
@@ -83,6 +84,22 @@ class Program:
     @property
     def nranks(self) -> int:
         return len(self.gpus)
+
+    @property
+    def chunks_per_size(self) -> int:
+        """Chunks in a size as nccl-tests count it, which for gather and scatter is all ranks' shares.
+
+        Runtimes multiply a size by the ranks for allgather, reduce_scatter and alltoall only, so `nchunks` divides
+        one rank's share of a gather or scatter. A file that divides the whole instead is taken as it means it:
+        its buffers tell.
+        """
+        if self.collective not in ("gather", "scatter"):
+            return self.nchunks
+        inputs = max(gpu.input_chunks for gpu in self.gpus)
+        outputs = max(gpu.output_chunks for gpu in self.gpus)
+        share, whole = (inputs, outputs) if self.collective == "gather" else (outputs, inputs)
+        divides_the_whole = (share or whole // self.nranks) * self.nranks == self.nchunks
+        return self.nchunks if divides_the_whole else self.nchunks * self.nranks
 
     def steps(self) -> Iterator[tuple[int, int, int, Step]]:
         """Every step as (gpu, threadblock, position, step)."""

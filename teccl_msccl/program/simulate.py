@@ -117,7 +117,7 @@ def simulate(
         protocol = replace(protocol, efficiency=1.0, extra_alpha_us={})
     if credits is not None:
         protocol = replace(protocol, credits=credits)
-    chunk_bytes = size_bytes / program.nchunks
+    chunk_bytes = size_bytes / program.chunks_per_size
     cut = slicing(chunk_bytes, protocol)
     wiring = _Wiring(program, topology, protocol)
     run = _Run(program, topology, protocol, cut, wiring)

@@ -15,6 +15,8 @@ CREDITS: Mapping[str, int] = MappingProxyType({"Simple": 2, "LL": 8, "LL128": 8}
 MAX_NODES_PER_RANK = 4095
 #: Chunks one step may move.
 MAX_COUNT = 71
+#: All threadblocks of a rank must be resident on its GPU at once. Of the GPUs that runtimes know, a V100 holds fewest.
+FEWEST_SMS = 80
 #: A dependency's threadblock id is stored in eight signed bits.
 MAX_DEPENDENCY_TB = 127
 

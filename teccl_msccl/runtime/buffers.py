@@ -43,9 +43,9 @@ class Layout:
                 f"{where}: collective {program.collective!r} has no reference to compare with; "
                 f"run takes {', '.join(COLLECTIVES)}"
             )
-        nranks, nchunks = program.nranks, program.nchunks
-        if nchunks < 1:
-            raise InputError(f"{where}: nchunksperloop is {nchunks}; use 1 or more")
+        nranks, nchunks = program.nranks, program.chunks_per_size
+        if program.nchunks < 1:
+            raise InputError(f"{where}: nchunksperloop is {program.nchunks}; use 1 or more")
         shared = program.collective in _SHARED_INPUT | _SHARED_OUTPUT or program.collective == "alltoall"
         if shared and nchunks % nranks:
             raise InputError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..collective.demand import ROOTED, Chunk, Demand, chunk_to_json, collective_named, demand_for
+from ..collective.demand import SPELLINGS, Chunk, Demand, chunk_to_json, demand_for
 from ..errors import InputError
 from ..files import read_json, write_text
 from ..topology.model import Topology
@@ -50,6 +51,12 @@ class Schedule:
         source = topology.link_by_id[send.path[0]].src
         target = topology.link_by_id[send.path[-1]].dst
         return topology.rank_of[source], topology.rank_of[target]
+
+    def arrival_us(self, send: Send) -> float:
+        """When all of the chunk has arrived: start + Σα + bytes / least bandwidth of the path."""
+        links = [self.topology.link_by_id[id] for id in send.path]
+        nbytes = self.demand.chunks[send.chunk].bytes
+        return send.start_us + sum(link.alpha_us for link in links) + max(link.beta_us(nbytes) for link in links)
 
     def validate(self) -> None:
         """Prove that every send's data is there, no link is used twice at once, and the demand is met by
@@ -96,7 +103,10 @@ class Schedule:
         missing = sorted({"topology", "collective", "size_bytes", "sends"} - value.keys())
         if missing:
             raise InputError(f"{where}: {missing[0]!r} is missing; a schedule needs it")
-        topology = Topology.from_json(value["topology"], f"{where}: topology")
+        try:
+            topology = Topology.from_json(value["topology"], "topology")
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
         demand = _demand(value, topology.nranks, where)
         sends = _sends(value["sends"], topology, demand, where)
         return cls(
@@ -114,29 +124,39 @@ class Schedule:
 
 
 def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
-    """The demand as written, or the collective's own where `chunks` does not say who wants what."""
+    """The demand of the collective that `value` names, with which `chunks`, where given, must agree.
+
+    A name that is none of ours leaves the demand to `chunks`.
+    """
     collective = value["collective"]
+    if not isinstance(collective, str):
+        raise InputError(f"{where}: collective: must be a name, not {collective!r}")
     size = _number(value["size_bytes"], f"{where}: size_bytes")
     nchunks = _whole(value.get("nchunks", 1), f"{where}: nchunks")
     root = value.get("root")
     root = None if root is None else _whole(root, f"{where}: root")
     chunks = value.get("chunks")
-    if not isinstance(chunks, list) or not all(isinstance(c, dict) and "want" in c for c in chunks):
-        return demand_for(collective_named(str(collective)), nranks, size, nchunks, root or 0)
-    return Demand(
-        collective=str(collective),
-        nranks=nranks,
-        chunks=tuple(_chunk(item, f"{where}: chunks[{i}]") for i, item in enumerate(chunks)),
-        nchunks=nchunks,
-        size_bytes=size,
-        root=root if collective in ROOTED else None,
-    )
+    if chunks is not None and not isinstance(chunks, list):
+        raise InputError(f"{where}: 'chunks' must be a list")
+    try:
+        if chunks and collective.lower() not in SPELLINGS:
+            own = tuple(_chunk(item, f"chunks[{i}]") for i, item in enumerate(chunks))
+            return Demand(collective, nranks, own, nchunks, size, root)
+        demand = demand_for(collective, nranks, size, nchunks, root or 0)
+        if chunks is not None and len(chunks) != len(demand.chunks):
+            raise InputError(
+                f"{len(chunks)} chunks, but {demand.collective} among {nranks} GPUs with nchunks {nchunks} has "
+                f"{len(demand.chunks)}; mend nchunks or chunks"
+            )
+        for i, item in enumerate(chunks or ()):
+            _check_chunk(item, demand.chunks[i], f"chunks[{i}]")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return demand
 
 
-def _chunk(value: dict[str, Any], where: str) -> Chunk:
-    for key in ("id", "origin", "want", "bytes"):
-        if key not in value:
-            raise InputError(f"{where}: {key!r} is missing; add it")
+def _chunk(value: Any, where: str) -> Chunk:
+    _require(value, ("id", "origin", "want", "bytes"), where)
     for key in ("origin", "want"):
         if not isinstance(value[key], list):
             raise InputError(f"{where}: {key!r} must be a list of ranks")
@@ -145,8 +165,26 @@ def _chunk(value: dict[str, Any], where: str) -> Chunk:
         origin=tuple(_whole(rank, f"{where}: origin") for rank in value["origin"]),
         want=tuple(_whole(rank, f"{where}: want") for rank in value["want"]),
         bytes=_number(value["bytes"], f"{where}: bytes"),
-        reduce=bool(value.get("reduce", False)),
+        reduce=_flag(value.get("reduce", False), f"{where}: reduce"),
     )
+
+
+def _check_chunk(value: Any, chunk: Chunk, where: str) -> None:
+    """What a file says of a chunk is what its collective means by it; `want` and `reduce` may be left out."""
+    _require(value, ("id", "origin", "bytes"), where)
+    if abs(_number(value["bytes"], f"{where}: bytes") - chunk.bytes) > 1e-9 * chunk.bytes:
+        raise InputError(f"{where}: {value['bytes']} bytes, but size_bytes and nchunks make it {chunk.bytes}")
+    for key, due in chunk_to_json(chunk).items():
+        if key != "bytes" and value.get(key, due) != due:
+            raise InputError(f"{where}: {key} is {value[key]!r}; for this collective it is {due!r}")
+
+
+def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: must be an object with {', '.join(keys)}")
+    for key in keys:
+        if key not in value:
+            raise InputError(f"{where}: {key!r} is missing; add it")
 
 
 def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[Send, ...]:
@@ -155,25 +193,26 @@ def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[
     sends = []
     for i, item in enumerate(value):
         at = f"{where}: sends[{i}]"
-        if not isinstance(item, dict) or not {"chunk", "path", "start_us"} <= item.keys():
-            raise InputError(f"{at}: must be an object with chunk, path and start_us")
-        if not isinstance(item["path"], list) or not item["path"]:
-            raise InputError(f"{at}: path must be a list of link ids, at least one")
+        _require(item, ("chunk", "path", "start_us"), at)
+        if not isinstance(item["path"], list):
+            raise InputError(f"{at}: path must be a list of link ids")
         send = Send(
             chunk=_whole(item["chunk"], f"{at}: chunk"),
             path=tuple(_whole(link, f"{at}: path") for link in item["path"]),
             start_us=_number(item["start_us"], f"{at}: start_us"),
-            reduce=bool(item.get("reduce", False)),
+            reduce=_flag(item.get("reduce", False), f"{at}: reduce"),
         )
         if not 0 <= send.chunk < len(demand.chunks):
             raise InputError(f"{at}: no chunk {send.chunk} among 0..{len(demand.chunks) - 1}")
-        _check_path(send.path, topology, at)
+        check_path(send.path, topology, at)
         sends.append(send)
     return tuple(sends)
 
 
-def _check_path(path: tuple[int, ...], topology: Topology, where: str) -> None:
-    """A path joins GPU to GPU, link after link, through nodes that do not store."""
+def check_path(path: tuple[int, ...], topology: Topology, where: str) -> None:
+    """Raise `InputError` unless `path` joins GPU to GPU, link after link, through nodes that do not store."""
+    if not path:
+        raise InputError(f"{where}: the path has no links; give at least one")
     for id in path:
         if id not in topology.link_by_id:
             raise InputError(f"{where}: the topology has no link {id}")
@@ -197,4 +236,16 @@ def _whole(value: Any, where: str) -> int:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}: must be a number, not {value!r}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{where}: must be a finite number")
+    return number
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{where}: must be true or false, not {value!r}")
+    return value

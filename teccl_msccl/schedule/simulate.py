@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from .. import _core
 from ..collective.demand import Demand
 from ..errors import Refused
 from ..topology.model import Topology
-from .schedule import Schedule, Send
+from .schedule import Schedule, Send, check_path
 
 
 def core_network(topology: Topology, paths: Iterable[tuple[int, ...]]) -> _core.Network:
@@ -37,25 +38,46 @@ def core_demand(demand: Demand) -> _core.Demanded:
 
 
 def retime(schedule: Schedule) -> Schedule:
-    """Left-shift: every send as early as its data and links allow, links serving sends in start order.
+    """Left-shift: every send as early as its data and links allow, each link serving sends in the order it did.
 
-    α is pipelined, β is occupancy, other nodes than GPUs are crossed cut-through. O(sends · path length).
-    Raises `Refused` when a GPU never holds what it sends.
+    α is pipelined, β is occupancy, other nodes than GPUs are crossed cut-through. No send of a feasible schedule
+    becomes later; where the starts are not feasible, the sends are played in their order instead. About
+    O(sends · path length). Raises `Refused` when a GPU never holds what it sends.
     """
     ordered = sorted(schedule.sends, key=lambda send: send.start_us)
-    starts, arrivals = play(schedule.topology, schedule.demand, ordered)
-    sends = tuple(send._replace(start_us=float(start)) for send, start in zip(ordered, starts, strict=True))
-    return replace(schedule, sends=sends, finish_us=float(max(arrivals, default=0.0)))
+    network, chunks, ways = _core_sends(schedule.topology, ordered)
+    with _refusing(schedule.demand):
+        shifted = _core.left_shift(
+            network, core_demand(schedule.demand), chunks, ways, [send.start_us for send in ordered]
+        )
+    if shifted is None:
+        starts, arrivals = play(schedule.topology, schedule.demand, ordered)
+    else:
+        starts, arrivals = shifted[2].tolist(), shifted[3].tolist()
+    sends = tuple(send._replace(start_us=start) for send, start in zip(ordered, starts, strict=True))
+    return replace(schedule, sends=sends, finish_us=max(arrivals, default=0.0))
 
 
 def play(topology: Topology, demand: Demand, ordered: Sequence[Send]) -> tuple[Sequence[float], Sequence[float]]:
     """Start and arrival times of sends played in the order given."""
-    paths = {path: i for i, path in enumerate(dict.fromkeys(send.path for send in ordered))}
-    network = core_network(topology, paths)
+    network, chunks, ways = _core_sends(topology, ordered)
+    with _refusing(demand):
+        _, _, starts, arrivals = _core.retime(network, core_demand(demand), chunks, ways)
+    return starts.tolist(), arrivals.tolist()
+
+
+def _core_sends(topology: Topology, sends: Sequence[Send]) -> tuple[_core.Network, list[int], list[int]]:
+    """The paths that the sends use, and each send's chunk and path number."""
+    paths = {path: i for i, path in enumerate(dict.fromkeys(send.path for send in sends))}
+    for path in paths:
+        check_path(path, topology, "schedule")
+    return core_network(topology, paths), [send.chunk for send in sends], [paths[send.path] for send in sends]
+
+
+@contextmanager
+def _refusing(demand: Demand) -> Iterator[None]:
+    """The core's objections in our words."""
     try:
-        _, _, starts, arrivals = _core.retime(
-            network, core_demand(demand), [send.chunk for send in ordered], [paths[send.path] for send in ordered]
-        )
+        yield
     except ValueError as error:
         raise Refused(f"{demand.collective}: {error}") from None
-    return starts.tolist(), arrivals.tolist()

@@ -2,39 +2,72 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..errors import Refused
+from ..errors import InputError, Refused
 
 if TYPE_CHECKING:
     from .schedule import Schedule, Send
 
-#: Times are sums of a few thousand doubles: equal to within this, relative to the finish time.
+#: Times are sums of a few thousand doubles: equal to within this share of themselves (and never less than of 1 µs).
 TOLERANCE = 1e-9
 
 
 def validate(schedule: Schedule) -> None:
     """Raise `Refused` unless the schedule is feasible and meets its demand by `finish_us`.
 
-    Checks that a sender holds what it sends when it starts; that a link carries one chunk at a time (cut-through: a
-    link of a path is occupied for bytes/bandwidth once the head has reached it, and never ends before the
-    link before it); that no contribution is reduced twice; that every wanted chunk, complete, is there at the end.
+    Checks that every send names a chunk and a path from GPU to GPU; that a sender holds what it sends when it
+    starts; that a link carries one chunk at a time (cut-through: a link of a path is occupied for bytes/bandwidth
+    once the head has reached it, and never ends before the link before it); that no contribution is reduced twice;
+    that every wanted chunk, complete, is there at the end. Sends that start at one instant depart in their order.
     O(sends · path length · log sends).
     """
-    slack = TOLERANCE * max(1.0, schedule.finish_us)
-    _check_links(schedule, slack)
-    holdings = _Holdings(schedule, slack)
-    events = [(send.start_us, 1, i) for i, send in enumerate(schedule.sends)]
-    events += [(_windows(schedule, send)[1] - slack, 0, i) for i, send in enumerate(schedule.sends)]
-    for _, is_start, i in sorted(events):
-        send = schedule.sends[i]
-        if is_start:
-            holdings.depart(i, send)
-        else:
-            holdings.arrive(i, send)
+    _check_sends(schedule)
+    windows = [_windows(schedule, send) for send in schedule.sends]
+    _check_links(schedule, [occupied for occupied, _ in windows])
+    arrivals = [arrival for _, arrival in windows]
+    holdings = _Holdings(schedule)
+    arriving: list[tuple[float, int]] = []
+    for i in sorted(range(len(arrivals)), key=lambda i: schedule.sends[i].start_us):
+        start = schedule.sends[i].start_us
+        while arriving and arriving[0][0] <= start + _slack(start):
+            holdings.arrive(heappop(arriving)[1])
+        holdings.depart(i)
+        heappush(arriving, (arrivals[i], i))
+    while arriving:
+        holdings.arrive(heappop(arriving)[1])
     holdings.check_demand()
+    last = max(arrivals, default=0.0)
+    if not last <= schedule.finish_us + _slack(last):
+        raise Refused(f"the last chunk arrives at {last:.6g} µs, after the finish at {schedule.finish_us:.6g}")
+
+
+def _slack(time_us: float) -> float:
+    return TOLERANCE * max(1.0, time_us)
+
+
+def _check_sends(schedule: Schedule) -> None:
+    """Every send is one at all: a chunk of the demand, a path of the topology, a time."""
+    from .schedule import check_path
+
+    if not math.isfinite(schedule.finish_us):
+        raise Refused(f"the finish is at {schedule.finish_us} µs; it must be finite")
+    for path in {send.path for send in schedule.sends}:
+        try:
+            check_path(path, schedule.topology, f"path {list(path)}")
+        except InputError as error:
+            raise Refused(str(error)) from None
+    for i, send in enumerate(schedule.sends):
+        if not 0 <= send.chunk < len(schedule.demand.chunks):
+            raise Refused(f"send {i}: there is no chunk {send.chunk}")
+        if send.reduce and not schedule.demand.chunks[send.chunk].reduce:
+            raise Refused(f"send {i}: reduces chunk {send.chunk}, which is to be copied")
+        if not -_slack(0) <= send.start_us < math.inf:
+            raise Refused(f"send {i} (chunk {send.chunk}) starts at {send.start_us} µs; it must be finite, 0 or later")
 
 
 def _windows(schedule: Schedule, send: Send) -> tuple[list[tuple[int, float, float]], float]:
@@ -52,17 +85,15 @@ def _windows(schedule: Schedule, send: Send) -> tuple[list[tuple[int, float, flo
     return windows, tail
 
 
-def _check_links(schedule: Schedule, slack: float) -> None:
-    occupied: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
-    for i, send in enumerate(schedule.sends):
-        if send.start_us < -slack:
-            raise Refused(f"send {i} (chunk {send.chunk}) starts at {send.start_us} µs, before time 0")
-        for link, begin, end in _windows(schedule, send)[0]:
-            occupied[link].append((begin, end, i))
-    for link, windows in occupied.items():
-        windows.sort()
-        for (_, end, first), (begin, _, second) in pairwise(windows):
-            if begin < end - slack:
+def _check_links(schedule: Schedule, occupied: list[list[tuple[int, float, float]]]) -> None:
+    on_link: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
+    for i, windows in enumerate(occupied):
+        for link, begin, end in windows:
+            on_link[link].append((begin, end, i))
+    for link, uses in on_link.items():
+        uses.sort()
+        for (_, end, first), (begin, _, second) in pairwise(uses):
+            if begin < end - _slack(end):
                 raise Refused(
                     f"link {link} carries sends {first} and {second} at once: "
                     f"one ends at {end:.6g} µs, the other begins at {begin:.6g} µs"
@@ -72,9 +103,8 @@ def _check_links(schedule: Schedule, slack: float) -> None:
 class _Holdings:
     """Who holds which contributions of every chunk, as events pass in time order."""
 
-    def __init__(self, schedule: Schedule, slack: float) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.slack = slack
         self.whole = [frozenset(chunk.origin) for chunk in schedule.demand.chunks]
         self.held: dict[tuple[int, int], frozenset[int]] = {}
         self.in_flight: dict[int, frozenset[int]] = {}
@@ -83,7 +113,8 @@ class _Holdings:
             for rank in chunk.origin:
                 self.held[chunk.id, rank] = frozenset({rank}) if chunk.reduce else self.whole[chunk.id]
 
-    def depart(self, i: int, send: Send) -> None:
+    def depart(self, i: int) -> None:
+        send = self.schedule.sends[i]
         source, _ = self.schedule.ends(send)
         content = self.held.get((send.chunk, source))
         if content is None:
@@ -96,7 +127,8 @@ class _Holdings:
             self.passed_on.add((send.chunk, source))
         self.in_flight[i] = content
 
-    def arrive(self, i: int, send: Send) -> None:
+    def arrive(self, i: int) -> None:
+        send = self.schedule.sends[i]
         _, target = self.schedule.ends(send)
         content = self.in_flight.pop(i)
         place = (send.chunk, target)
@@ -112,9 +144,6 @@ class _Holdings:
         self.held[place] = before | content
 
     def check_demand(self) -> None:
-        last = max((_windows(self.schedule, send)[1] for send in self.schedule.sends), default=0.0)
-        if last > self.schedule.finish_us + self.slack:
-            raise Refused(f"the last chunk arrives at {last:.6g} µs, after the finish at {self.schedule.finish_us:.6g}")
         for chunk in self.schedule.demand.chunks:
             for rank in chunk.want:
                 content = self.held.get((chunk.id, rank), frozenset())

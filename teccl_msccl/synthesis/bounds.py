@@ -14,6 +14,7 @@ from networkx.algorithms.flow import preflow_push
 from ..collective.demand import Chunk, Demand
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
+from .flow import flow_bound_us
 
 _SOURCE = "source"
 
@@ -33,7 +34,8 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     alpha: the farthest origin of a wanted chunk, over least-latency paths. ingress, egress, cut: what a GPU, a host
     or a bottleneck must take in or give out over its border, no link of which delivers before its least latency
     (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes); for allgather and reduce_scatter the bottlenecks include the
-    exact bandwidth bound over all node sets. traffic: an allreduce's total bytes over the GPUs' total ingress.
+    exact bandwidth bound over all node sets. traffic: an allreduce's total bytes over the GPUs' total ingress. flow:
+    the maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices.
     """
     cuts: list[frozenset[int]] = []
     if demand.collective == "allgather":
@@ -44,6 +46,10 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     bounds = [_alpha(topology, demand), *_crossings(topology, demand, cuts)]
     if demand.collective == "allreduce":
         bounds.append(_allreduce_traffic(topology, demand))
+    if demand.collective in ("alltoall", "gather", "scatter"):
+        flow_us = flow_bound_us(topology, demand)
+        if flow_us is not None:
+            bounds.append(Bound("flow", flow_us, "link prices of the maximum concurrent flow"))
     return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
 
 
@@ -160,7 +166,7 @@ def _filling_time(nbytes: float, links: list[tuple[float, float]]) -> float:
 
 
 def whole_chunks_us(topology: Topology, demand: Demand) -> float:
-    """A lower bound for schedules that move the chunks of `demand` whole, store and forward.
+    """A lower bound for schedules that move the chunks of `demand` whole, store and forward, on direct paths.
 
     The larger of the time to bring the farthest chunk over, paying β at every GPU on the way, and, per GPU, the time
     at which its in-links have delivered as many whole chunks as it needs, or its out-links taken what it must give.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heapreplace
 from math import ceil, floor
 
-from ..collective.demand import Demand
+from ..collective.demand import Chunk, Demand
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
@@ -54,10 +56,11 @@ class EpochGrid:
     @cached_property
     def capacity(self) -> Mapping[int, int]:
         """Per link: chunks that fit in `span` epochs."""
-        return {
-            link.id: max(1, floor(self.tau_us / link.beta_us(self.chunk_bytes) + _EPSILON))
-            for link in self.topology.links
-        }
+        return {link.id: self._capacity(link.beta_us(self.chunk_bytes)) for link in self.topology.links}
+
+    def _capacity(self, beta_us: float) -> int:
+        most = len(self.demand.chunks)
+        return most if beta_us * most <= self.tau_us else max(1, floor(self.tau_us / beta_us + _EPSILON))
 
     @cached_property
     def distance(self) -> list[list[float]]:
@@ -77,29 +80,67 @@ class EpochGrid:
         """The schedule's sends in epochs, in their order: (chunk, path, epoch) → 1. Paths by position."""
         number = {path.links: i for i, path in enumerate(self.paths)}
         at: dict[tuple[int, int], int] = {(c.id, rank): 0 for c in self.demand.chunks for rank in c.origin}
-        started: dict[tuple[int, int], int] = defaultdict(int)  # (link, epoch) → sends
+        started: dict[int, list[int]] = defaultdict(list)  # link → epochs in which sends start, ascending
         placed = {}
         for send in sorted(schedule.sends, key=lambda send: send.start_us):
             path = number[send.path]
             source, target = self.paths[path].src_rank, self.paths[path].dst_rank
-            epoch = at[send.chunk, source]
-            while not self._fits(send.path, epoch, started):
-                epoch += 1
+            epoch = self._first_free(send.path, at[send.chunk, source], started)
             for link in send.path:
-                started[link, epoch] += 1
+                insort(started[link], epoch)
             arrival = epoch + self.arrival[path]
             at[send.chunk, target] = min(at.get((send.chunk, target), arrival), arrival)
             placed[send.chunk, path, epoch] = 1
         return placed
 
-    def _fits(self, links: tuple[int, ...], epoch: int, started: Mapping[tuple[int, int], int]) -> bool:
-        return all(
-            all(
-                sum(started.get((link, e), 0) for e in range(first, first + self.span[link])) < self.capacity[link]
-                for first in range(epoch - self.span[link] + 1, epoch + 1)
+    def _first_free(self, links: tuple[int, ...], epoch: int, started: Mapping[int, list[int]]) -> int:
+        """The first epoch from `epoch` on in which every link has room for one more send."""
+        settled = 0
+        while settled < len(links):
+            link = links[settled]
+            starts, span = started[link], self.span[link]
+            first = bisect_left(starts, epoch - span + 1)
+            if bisect_right(starts, epoch + span - 1) - first >= self.capacity[link]:
+                epoch, settled = starts[first] + span, 0
+            else:
+                settled += 1
+        return epoch
+
+    def least_epochs(self) -> int:
+        """A lower bound on the epochs of any schedule on this grid: the farthest chunk, and for every GPU how soon
+        its links can take what it needs and what it must give."""
+        wanted = [(chunk, set(chunk.want) - set(chunk.origin)) for chunk in self.demand.chunks]
+        farthest = max((min(self.distance[o][w] for o in c.origin) for c, want in wanted for w in want), default=0)
+        ports = [
+            self._filled(
+                [(path.links[end], self.arrival[p]) for p, path in enumerate(self.paths) if rank == path_end(path)],
+                sum(concerns(chunk, want, rank) for chunk, want in wanted),
             )
-            for link in links
-        )
+            for rank in range(self.topology.nranks)
+            for end, path_end, concerns in _PORTS
+        ]
+        return max(1, int(farthest), *ports)
+
+    def _filled(self, ways: list[tuple[int, int]], count: int) -> int:
+        """The epochs in which `count` sends over the links of `ways`, (link, epochs until there), have arrived."""
+        soonest: dict[int, int] = {}
+        for link, arrival in ways:
+            soonest[link] = min(arrival, soonest.get(link, arrival))
+        queue = [(arrival, link, 1) for link, arrival in soonest.items()]
+        heapify(queue)
+        epoch = 0
+        for _ in range(count if queue else 0):
+            epoch, link, taken = queue[0]
+            later = self.span[link] if taken % self.capacity[link] == 0 else 0
+            heapreplace(queue, (epoch + later, link, taken + 1))
+        return epoch
+
+
+#: A GPU's two ports: which end of a path is its link there, whose rank that is, and which chunks must pass.
+_PORTS: tuple[tuple[int, Callable[[Path], int], Callable[[Chunk, set[int], int], bool]], ...] = (
+    (-1, lambda path: path.dst_rank, lambda chunk, want, rank: rank in want),
+    (0, lambda path: path.src_rank, lambda chunk, want, rank: chunk.origin == (rank,) and bool(want)),
+)
 
 
 def finish_epoch(grid: EpochGrid, placed: Mapping[tuple[int, int, int], int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import TypeVar
 
 from .. import _core
@@ -18,6 +19,8 @@ from ..topology.paths import direct_paths
 
 #: Share of the gain by which random draws may reorder near ties; the seeds take turns.
 NOISES = (0.0, 0.05, 0.2, 0.5)
+#: How far between the lower bound and the best finish so far a trial's deadline lies; the seeds take turns.
+DEADLINES = (inf, 0.5, 0.2, 0.75, 0.35, 0.0, 0.9)
 
 
 _T = TypeVar("_T")
@@ -36,21 +39,25 @@ class GreedySearch:
 
     topology: Topology
 
-    def trial(self, demand: Demand, seed: int) -> Schedule:
+    def trial(self, demand: Demand, seed: int, deadline_us: float = inf) -> Schedule:
         """One run: whenever a link falls free, start the send that most shortens what is missing.
 
-        Copies only. Deterministic for a seed. Roughly O(sends · paths per GPU · chunks) in C++.
+        No send that would arrive after `deadline_us` starts while any other can. Copies only. Deterministic for a
+        seed. Roughly O(sends · paths per GPU · chunks) in C++.
         """
-        return next(self.trials(demand, range(seed, seed + 1), jobs=1))
+        return next(self.trials(demand, range(seed, seed + 1), 1, lambda seed: deadline_us))
 
-    def trials(self, demand: Demand, seeds: range, jobs: int = 2) -> Iterator[Schedule]:
-        """One schedule per seed, in the order of the seeds, `jobs` at a time."""
+    def trials(
+        self, demand: Demand, seeds: range, jobs: int = 2, deadline_us: Callable[[int], float] = lambda seed: inf
+    ) -> Iterator[Schedule]:
+        """One schedule per seed, in the order of the seeds, `jobs` at a time; `deadline_us` gives each its deadline."""
         paths = [path.links for path in direct_paths(self.topology)]
         network, wanted = core_network(self.topology, paths), core_demand(demand)
 
-        def run(seed: int) -> Schedule:
+        def run(seed: int, deadline: float) -> Schedule:
+            noise = NOISES[seed % len(NOISES)]
             try:
-                chunks, ways, starts, arrivals = _core.greedy(network, wanted, seed, NOISES[seed % len(NOISES)])
+                chunks, ways, starts, arrivals = _core.greedy(network, wanted, seed, noise, deadline)
             except ValueError as error:
                 raise Refused(f"{self.topology.name}: {error}") from None
             sends = tuple(
@@ -60,8 +67,8 @@ class GreedySearch:
             return Schedule(self.topology, demand, sends, float(arrivals.max(initial=0.0)))
 
         with ThreadPoolExecutor(jobs) as pool:
-            for batch in batched(seeds, 2 * jobs):  # small batches: a caller that has enough waits for no more
-                yield from list(pool.map(run, batch))
+            for batch in batched(seeds, jobs):  # small batches: a caller that has enough waits for no more
+                yield from list(pool.map(run, batch, [deadline_us(seed) for seed in batch]))
 
 
 @dataclass
@@ -69,18 +76,25 @@ class ChunkCandidate:
     """A chunk count on trial, and the best schedule found for it."""
 
     demand: Demand
+    floor_us: float
     best: Schedule | None = None
     tried: int = 0
 
     @property
     def finish_us(self) -> float:
-        return self.best.finish_us if self.best is not None else float("inf")
+        return self.best.finish_us if self.best is not None else inf
+
+    def deadline_us(self, seed: int) -> float:
+        """Between the floor and the best finish so far: what is aimed at is often reached, and lowers the next."""
+        share = DEADLINES[seed % len(DEADLINES)]
+        return inf if self.best is None or share == inf else self.floor_us + share * (self.finish_us - self.floor_us)
 
 
 def search_chunk_counts(
     topology: Topology,
     demands: list[Demand],
     *,
+    floor_us: float,
     seed: int,
     jobs: int,
     effort: float,
@@ -89,18 +103,19 @@ def search_chunk_counts(
 ) -> None:
     """Successive halving over the chunk counts of `demands`: those that do well get twice the trials.
 
-    Calls `improved` with every better schedule and stops when `done` says so. `effort` scales the number of
+    Deadlines aim between `floor_us`, a lower bound, and the best of a chunk count. Calls `improved` with every better
+    schedule and stops when `done` says so. `effort` scales the number of
     trials, so that the same seed tries the same things however fast the machine is.
     """
     search = GreedySearch(topology)
-    candidates = [ChunkCandidate(demand) for demand in demands]
+    candidates = [ChunkCandidate(demand, floor_us) for demand in demands]
     share = effort
     while candidates and not done():
         for candidate in candidates:
             trials = max(1, min(2000, int(share / _cost(topology, candidate.demand))))
             seeds = range(seed + candidate.tried, seed + candidate.tried + trials)
             candidate.tried += trials
-            for schedule in search.trials(candidate.demand, seeds, jobs):
+            for schedule in search.trials(candidate.demand, seeds, jobs, candidate.deadline_us):
                 if schedule.finish_us < candidate.finish_us * (1 - 1e-12):
                     candidate.best = schedule
                     improved(schedule)

@@ -47,12 +47,12 @@ class Milp:
     chunks · paths · (K − diameter).
     """
 
-    def __init__(self, grid: EpochGrid, start: Schedule, floor_us: float, solver: str) -> None:
+    def __init__(self, grid: EpochGrid, start: Schedule, solver: str) -> None:
         self.grid = grid
         self.solver = solver
         self.placed = grid.discretized(start)
         self.horizon = finish_epoch(grid, self.placed)
-        self.first_late = min(self.horizon, grid.epochs(floor_us))
+        self.first_late = min(self.horizon, grid.least_epochs())
         self.start = start
 
     def columns(self, most: int | None = None) -> int:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from ..collective.demand import Demand
 from ..schedule.schedule import Schedule, Send
-from ..schedule.simulate import play
 from ..topology.model import Topology
 
 
@@ -16,10 +15,9 @@ def mirrored(schedule: Schedule, topology: Topology, demand: Demand) -> Schedule
     Every send is reversed in time and direction and merges what it brings: the tree that spread a chunk from its
     origin now gathers it there. (ForestColl, arXiv 2402.06787, §2, and others before it.)
     """
-    _, arrivals = play(schedule.topology, schedule.demand, schedule.sends)
     backwards = [
-        Send(send.chunk, tuple(reversed(send.path)), schedule.finish_us - arrival, reduce=True)
-        for send, arrival in zip(schedule.sends, arrivals, strict=True)
+        Send(send.chunk, tuple(reversed(send.path)), schedule.finish_us - schedule.arrival_us(send), reduce=True)
+        for send in schedule.sends
     ]
     # Equal times keep the reversed order, in which whatever a send merges comes before it.
     backwards.reverse()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from ..collective.demand import collective_named
 from ..collective.size import parse_size
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from ..topology.paths import direct_paths
 from .bounds import Bound, lower_bounds, whole_chunks_us
 from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
 from .greedy import search_chunk_counts
@@ -24,6 +26,8 @@ METHODS = ("auto", "greedy", "milp")
 INDIFFERENCE = 2e-3
 #: The gap below which a schedule is optimal.
 CLOSED = 1e-6
+#: Gaps smaller than this come from adding doubles.
+ROUNDING = 1e-12
 #: Work per round of the greedy search over chunk counts, in about microseconds of one core.
 EFFORT = 1.0e6
 #: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
@@ -34,6 +38,8 @@ AUTO_MODEL_S = 4.0
 AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
+#: Seeds start below this, so that all that follow are 64-bit numbers.
+MOST_SEEDS = 2**63
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,11 @@ def run(
         raise InputError(f"unknown method {method!r}; use {', '.join(METHODS)}")
     if solver not in SOLVERS:
         raise InputError(f"unknown solver {solver!r}; use {', '.join(SOLVERS)}")
+    for name, value, least in (("time_limit", time_limit, 0), ("jobs", jobs, 1), ("seed", seed, 0)):
+        if not value >= least:
+            raise InputError(f"{name} is {value}; it must be {least} or more")
+    if seed >= MOST_SEEDS:
+        raise InputError(f"seed {seed} is too large; use less than 2^{MOST_SEEDS.bit_length() - 1}")
     if not 0 <= root < topology.nranks:
         raise InputError(f"root {root} is not a rank of {topology.name}; use 0..{topology.nranks - 1}")
     if topology.nranks < 2:
@@ -176,7 +187,8 @@ class _Search:
         self.stages = problem.stages
         self.bounds = lower_bounds(problem.topology, problem.demand(1))
         self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
-        self.whole: dict[int, tuple[str, Schedule]] = {}  # chunk count → (method, best)
+        self.whole: dict[int, tuple[str, Schedule]] = {}  # the demand's nchunks → (method, best)
+        self.no_later_us = inf
         self.reports: list[MilpReport] = []
 
     # -- the incumbent ---------------------------------------------------------------------------------
@@ -187,35 +199,47 @@ class _Search:
         return min((schedule for _, schedule in self.whole.values()), key=lambda s: s.finish_us, default=None)
 
     def offer(self, stage: int, part: Schedule) -> None:
-        """A better schedule for one stage: see what it makes of the whole."""
+        """A schedule for one stage, maybe better: see what it makes of the whole."""
         c = part.demand.nchunks
         known = self.parts[stage].get(c)
         if known is None or part.finish_us < known.finish_us:
             self.parts[stage][c] = part
         if all(c in parts for parts in self.parts):
-            self._consider(c, self.problem.assemble([parts[c] for parts in self.parts]))
+            self._consider(self.problem.assemble([parts[c] for parts in self.parts]))
         self.tell()
 
     def offer_start(self, start: Schedule) -> None:
-        """The user's schedule becomes the incumbent if it meets this problem's demand."""
-        demand, topology = start.demand, self.problem.topology
-        if start.topology != topology or demand.collective != self.problem.collective:
+        """The user's schedule becomes the incumbent if it meets this problem's demand. Where it is one search's
+        answer on the usual paths, the MILP may improve on it."""
+        problem = self.problem
+        if start.topology != problem.topology or start.demand.collective != problem.collective:
             raise InputError("the start schedule is for another topology or collective; start from one made for these")
-        if abs(demand.size_bytes - self.problem.size_bytes) > 1e-6 * self.problem.size_bytes:
-            raise InputError(f"the start schedule is for {demand.size_bytes:g} bytes; use its size")
+        if start.demand.size_bytes != problem.size_bytes:
+            raise InputError(f"the start schedule is for {start.demand.size_bytes:g} bytes; use its size")
+        if start.demand != problem.split(start.demand.nchunks):
+            raise InputError(f"the start schedule has another root than {problem.root}, or other chunks; use its own")
         start.validate()
+        start = start.retimed()
         self.phase = "start"
-        self._consider(demand.nchunks, start.retimed())
+        self.no_later_us = start.finish_us
+        usual = {path.links for path in direct_paths(problem.topology)}
+        if not start.demand.reducing and all(send.path in usual for send in start.sends):
+            self.offer(0, start)
+        else:
+            self._consider(start)
 
-    def _consider(self, c: int, schedule: Schedule) -> None:
-        if c not in self.whole or schedule.finish_us < self.whole[c][1].finish_us:
-            self.whole[c] = (self.phase, schedule)
+    def _consider(self, schedule: Schedule) -> None:
+        count = schedule.demand.nchunks
+        if count not in self.whole or schedule.finish_us < self.whole[count][1].finish_us:
+            self.whole[count] = (self.phase, schedule)
 
     def result(self, interrupted: bool) -> Synthesis:
-        """The incumbent with the fewest chunks among those that are as good as the best, proved."""
+        """The incumbent with the fewest chunks among those that are as good as the best, proved; a start is never
+        made worse."""
         best = self.best
         assert best is not None, "the greedy search always leaves a schedule"
-        good = [c for c, (_, s) in self.whole.items() if s.finish_us <= best.finish_us * (1 + INDIFFERENCE)]
+        latest_us = min(best.finish_us * (1 + INDIFFERENCE), max(best.finish_us, self.no_later_us))
+        good = [c for c, (_, s) in self.whole.items() if s.finish_us <= latest_us]
         method, schedule = self.whole[min(good)]
         schedule.validate()
         return Synthesis(
@@ -261,6 +285,7 @@ class _Search:
             search_chunk_counts(
                 stage.topology,
                 [stage.demand(c) for c in counts],
+                floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
                 seed=self.seed,
                 jobs=self.jobs,
                 effort=EFFORT / len(counts),
@@ -291,11 +316,13 @@ class _Search:
         for i, stage in enumerate(self.stages):
             best_us = min(part.finish_us for part in self.parts[i].values())
             for part in self.parts[i].values():
-                floor_us = whole_chunks_us(stage.topology, part.demand)
-                if floor_us >= best_us * (1 - INDIFFERENCE):
+                choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
+                if choices > most or self.seconds_left <= 0:
+                    continue
+                if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                     continue
                 for name, tau in _grids(stage, part):
-                    model = Milp(EpochGrid(stage.topology, part.demand, tau), part, floor_us, self.solver)
+                    model = Milp(EpochGrid(stage.topology, part.demand, tau), part, self.solver)
                     columns = model.columns(most + 1)
                     if model.horizon > model.first_late and columns <= most:
                         models.append((columns, i, model, name))
@@ -311,4 +338,5 @@ def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
 
 
 def _gap(finish_us: float, bound_us: float) -> float:
-    return finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    gap = finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    return 0.0 if abs(gap) < ROUNDING else gap

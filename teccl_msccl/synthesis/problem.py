@@ -39,7 +39,11 @@ class Problem:
     def demand(self, chunks_per_rank: int) -> Demand:
         """The demand with `chunks_per_rank` chunks of every rank's share."""
         share = chunks_per_rank * (self.topology.nranks if self.collective == "allreduce" else 1)
-        return demand_for(self.collective, self.topology.nranks, self.size_bytes, share, self.root)
+        return self.split(share)
+
+    def split(self, nchunks: int) -> Demand:
+        """The demand with `nchunks` chunks per share (see `Demand`)."""
+        return demand_for(self.collective, self.topology.nranks, self.size_bytes, nchunks, self.root)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

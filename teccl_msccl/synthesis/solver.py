@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +45,9 @@ def new_model(solver: str) -> Any:
 def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 0) -> Outcome:
     """Optimize for at most `seconds` and say how it ended; the best solution found stays readable in the model."""
     model.threads = threads
-    model.seed = seed
-    status = model.optimize(max_seconds=max(0.1, seconds))
+    model.seed = seed % 2**31
+    with _silence():
+        status = model.optimize(max_seconds=max(0.1, seconds))
     words = {
         mip.OptimizationStatus.OPTIMAL: "optimal",
         mip.OptimizationStatus.FEASIBLE: "feasible",
@@ -59,3 +64,27 @@ def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 
         objective=float(model.objective_value) if found else None,
         dual_bound=float(model.objective_bound) if word in ("optimal", "feasible") else None,
     )
+
+
+def link_prices(model: Any, capacity: Mapping[int, Any]) -> dict[int, float]:
+    """Solve a linear program and read the (non-negative) prices of its capacity rows; all 0 if it has no optimum."""
+    model.lp_method = mip.LP_Method.DUAL
+    with _silence():
+        status = model.optimize(relax=True)
+    if status != mip.OptimizationStatus.OPTIMAL:
+        return dict.fromkeys(capacity, 0.0)
+    return {link: abs(float(row.pi)) for link, row in capacity.items()}
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Send what the solvers print from C, verbose or not, to nowhere: stdout is for answers."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
