@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import InputError, Refused
 from . import output
 from .topo import Hosts, Network, topo
 
 if TYPE_CHECKING:
+    from ..runtime.launch import Launch
+    from ..runtime.measure import Messengers
     from ..topology.calibrate import Calibration, Measurement
     from ..topology.model import Topology
 
 #: Pairs that are measured of each kind of path.
 PAIRS_PER_KIND = 3
+
+#: Launchers end the others once one process has failed: rank 0 is given so long to say why.
+RANK_0_SPEAKS_SECONDS = 1.0
 
 
 @topo.command()
@@ -36,49 +44,70 @@ def calibrate(
 ) -> None:
     """Fit α and β of each class of links by least squares, with residuals and 95 % intervals.
 
-    Without --from the times are measured: run it under mpirun with one process per GPU of the topology. They are
-    MPI's, between host memories.
+    Without --from the times are measured, one process per GPU of the topology: under torchrun over torch.distributed
+    (NCCL between GPUs, gloo between hosts without), under mpirun over MPI between host memories.
     """
-    from ..errors import InputError
-    from ..runtime.launch import join, launched
+    from ..runtime.launch import launched
+    from ..runtime.torch_ranks import torch_launched
     from ..topology.catalog import load
-    from ..topology.measured import read_measurements
 
-    machine = load(topology, hosts, network).topology
     if times is not None:
+        from ..topology.measured import read_measurements
+
+        machine = load(topology, hosts, network).topology
         _finish(machine, read_measurements(times, machine), out)
         return
-    launch = launched()
+    launch = launched() or torch_launched()
     if launch is None:
+        nranks = load(topology, hosts, network).topology.nranks
         raise InputError(
-            f"nothing to calibrate from: give --from FILE, or start one process per GPU: mpirun -np {machine.nranks} "
-            f"teccl-msccl topo calibrate {topology}"
+            f"nothing to calibrate from: give --from FILE, or start one process per GPU: torchrun --nproc-per-node "
+            f"{nranks} --no-python teccl-msccl topo calibrate {topology} (or mpirun -np {nranks} teccl-msccl …)"
         )
-    with join(launch) as world:
-        world.attempt(lambda: _check_size(world.nranks, machine))
-        measured = _measured(world, machine)
+    try:
+        _calibrate_together(launch, lambda: load(topology, hosts, network).topology, out)
+    except (InputError, Refused) as error:
+        if launch.rank == 0:
+            raise
+        time.sleep(RANK_0_SPEAKS_SECONDS)
+        raise typer.Exit(2 if isinstance(error, InputError) else 1) from None
+
+
+def _calibrate_together(launch: Launch, load: Callable[[], Topology], out: Path | None) -> None:
+    """Every rank takes part in measuring; rank 0 fits and writes. Errors are the same on all ranks."""
+    from ..runtime.launch import join
+    from ..runtime.measure import MpiMessengers
+    from ..runtime.torch_ranks import TorchRanks
+
+    with TorchRanks(launch) if launch.family == "torch" else join(launch) as world:
+        machine = world.attempt(load)
+        world.attempt(lambda: _check_size(world.nranks, machine, launch.family))
+        measured = _measured(world if isinstance(world, TorchRanks) else MpiMessengers(world), machine)
         world.attempt(lambda: _finish(machine, measured, out) if world.speaks else None)
 
 
-def _check_size(nranks: int, machine: Topology) -> None:
-    from ..errors import InputError
-
-    if nranks != machine.nranks:
-        raise InputError(
-            f"{machine.name} has {machine.nranks} GPUs, but mpirun started {nranks}; use -np {machine.nranks}"
+def _check_size(nranks: int, machine: Topology, family: str) -> None:
+    if nranks == machine.nranks:
+        return
+    launcher, remedy = ("mpirun", "-np {}")
+    if family == "torch":
+        launcher, remedy = (
+            "torchrun",
+            "--nproc-per-node {}" if len(machine.hosts) == 1 else "{} on all nodes together",
         )
+    raise InputError(
+        f"{machine.name} has {machine.nranks} GPUs, but {launcher} started {nranks}; use "
+        + remedy.format(machine.nranks)
+    )
 
 
-def _measured(world: object, machine: Topology) -> list[Measurement]:
+def _measured(ranks: Messengers, machine: Topology) -> list[Measurement]:
     """Times of a few pairs of each kind of path."""
     from ..runtime.measure import measure
-    from ..runtime.mpi import MpiWorld
     from ..topology.calibrate import Measurement, pairs_by_path
 
-    assert isinstance(world, MpiWorld)
     pairs = [pair for kind in pairs_by_path(machine) for pair in kind[:PAIRS_PER_KIND]]
-    timings = measure(world, pairs)
-    return [Measurement(*timing, where=f"measured {timing.src}→{timing.dst}") for timing in timings]
+    return [Measurement(*timing, where=f"measured {timing.src}→{timing.dst}") for timing in measure(ranks, pairs)]
 
 
 def _finish(machine: Topology, measured: list[Measurement], out: Path | None) -> None:

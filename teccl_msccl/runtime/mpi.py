@@ -21,6 +21,7 @@ import numpy as np
 
 from .. import _core
 from ..errors import InputError, Refused
+from .agreement import attempt
 from .buffers import RankBuffers
 from .world import Answer, Case, Settings, Stall
 
@@ -103,22 +104,10 @@ class MpiWorld:
         return [row.tobytes().rstrip(b"\0") for row in everyone]
 
     def attempt(self, action: Callable[[], Answer]) -> Answer:
-        answer: Answer | None = None
-        said = b""
-        try:
-            answer = action()
-        except (InputError, Refused) as error:
-            said = (b"input:" if isinstance(error, InputError) else b"refused:") + str(error).encode()
-        except MemoryError:
-            said = b"input:out of memory; choose a smaller --size"
-        spoken = self.gather(said)
-        if not any(spoken):
-            return answer  # type: ignore[return-value]
-        rank = next(rank for rank, text in enumerate(spoken) if text)
-        kind, _, text = spoken[rank].decode(errors="replace").partition(":")
-        if len(set(spoken)) > 1:
-            text = f"rank {rank}: {text}"
-        raise self.agree(InputError(text) if kind == "input" else Refused(text))
+        answer, error = attempt(action, self.gather)
+        if error is not None:
+            raise self.agree(error)
+        return answer  # type: ignore[return-value]
 
     def agree(self, error: Exception) -> Exception:
         """Remember that every process raises this error."""

@@ -41,6 +41,7 @@ _COLOUR = {
 _ORDER = tuple(_COLOUR)
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _COLUMN, _ROW, _GAP = 1.25, 1.5, 0.9
+_BEND = 0.28  # of a wire within a row, as a share of its length
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def draw(topology: Topology, path: Path) -> None:
     axes.set_axis_off()
     axes.set_aspect("equal")
     axes.set_xlim(-0.9, width)
-    axes.set_ylim(-height, 0.9)
+    axes.set_ylim(-height, max(y for _, y in at.values()) + 0.9)
     axes.set_title(_title(topology), fontsize=12, loc="left", parse_math=False)
     _draw_frames(axes, frames)
     _draw_wires(axes, topology, at)
@@ -126,8 +127,11 @@ def _layout(topology: Topology) -> tuple[dict[int, Point], list[tuple[str, Point
             frames.append((f"host {host}", (left - 0.8, bottom - 1.0), (left + columns * _COLUMN - 0.4, top + 0.75)))
         left += columns * _COLUMN + _GAP
         width = max(width, left - _GAP)
-    _spread(networks, (0.0, width - _COLUMN), 0.0, at)
-    height = -min(y for _, y in at.values()) + 1.4
+    leaves = [id for id in networks if any(role[other] != "network" for other in neighbours[id])]
+    _spread(leaves, (0.0, width - _COLUMN), 0.0, at)
+    _spread([id for id in networks if id not in leaves], (0.0, width - _COLUMN), _ROW, at)
+    bends = [_BEND / 2 * abs(at[x.src][0] - at[x.dst][0]) for x in topology.links if at[x.src][1] == at[x.dst][1]]
+    height = -min(y for _, y in at.values()) + max(1.4, 0.5 + max(bends, default=0.0))
     return at, frames, (width, height)
 
 
@@ -226,7 +230,7 @@ def _draw_wires(axes: Axes, topology: Topology, at: Mapping[int, Point]) -> None
     for wire in wires:
         start, end = at[wire.one], at[wire.other]
         flat = abs(start[1] - end[1]) < 1e-9
-        bend = -0.28 if flat and abs(start[0] - end[0]) > 1.01 * _COLUMN else 0.0
+        bend = -_BEND if flat and abs(start[0] - end[0]) > 1.01 * _COLUMN else 0.0
         if flat and start[0] > end[0]:
             bend = -bend
         look = style[wire.kind, wire.GBps, wire.alpha_us]
