@@ -25,7 +25,9 @@ def parse_size(text: str | float, *, one_letter: bool = False) -> float:
         try:
             nbytes = float(text)
         except (TypeError, ValueError, OverflowError):
-            raise InputError(f"size: this {type(text).__name__} is no finite number of bytes; use such or 64MB") from None
+            raise InputError(
+                f"size: this {type(text).__name__} is no finite number of bytes; use such or 64MB"
+            ) from None
         return _usable(nbytes, str(text))
     match = _SIZE.fullmatch(text)
     units = _UNITS | _ONE_LETTER if one_letter else _UNITS

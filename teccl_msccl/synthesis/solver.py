@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,9 @@ from typing import Any
 import mip
 
 from ..errors import InputError
+
+# What python-mip logs of a library that it cannot load is said by our error, in one line.
+logging.getLogger("mip").addHandler(logging.NullHandler())
 
 SOLVERS = {"cbc": mip.CBC, "highs": mip.HIGHS}
 
@@ -35,8 +39,8 @@ def new_model(solver: str) -> Any:
         raise InputError(f"unknown solver {solver!r}; use {', '.join(SOLVERS)}")
     try:
         model = mip.Model(sense=mip.MINIMIZE, solver_name=SOLVERS[solver])
-    except (mip.exceptions.SolverNotFoundError, FileNotFoundError, ImportError, OSError, NameError) as error:
-        reason = " ".join(str(error).split())
+    except (mip.exceptions.MipBaseException, OSError, ImportError, NameError) as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
         raise InputError(f"solver {solver} cannot be used ({reason}); install highsbox or use --solver cbc") from None
     model.verbose = 0
     return model
