@@ -12,6 +12,7 @@ import networkx as nx
 from networkx.algorithms.flow import preflow_push
 
 from ..collective.demand import Chunk, Demand
+from ..errors import InputError
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
 from .flow import flow_bound_us
@@ -35,8 +36,11 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     or a bottleneck must take in or give out over its border, no link of which delivers before its least latency
     (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes); for allgather and reduce_scatter the bottlenecks include the
     exact bandwidth bound over all node sets. traffic: an allreduce's total bytes over the GPUs' total ingress. flow:
-    the maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices.
+    the maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices. Raises
+    `InputError` for a single GPU.
     """
+    if topology.nranks < 2:
+        raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
     cuts: list[frozenset[int]] = []
     if demand.collective == "allgather":
         cuts = allgather_cuts(topology)[1]

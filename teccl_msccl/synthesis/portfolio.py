@@ -152,10 +152,10 @@ def run(
         new_model(solver)  # a solver that is not installed is missed now, not after the greedy search
     problem = Problem(topology, collective_named(collective), parse_size(size), root)
     search = _Search(problem, time_limit, jobs, seed, solver, report)
-    if start is not None:
-        search.offer_start(start)
     interrupted = False
     try:
+        if start is not None:
+            search.offer_start(start)
         search.greedy((nchunks,) if nchunks is not None else problem.chunk_counts())
         if method != "greedy":
             search.milp(thorough=method == "milp")
