@@ -97,12 +97,7 @@ def test_a_model_with_a_start_is_never_infeasible():
     for seed, topology, demand, tau in small_grids(range(500, 560)):
         start = GreedySearch(topology).trial(demand, seed)
         grid = EpochGrid(topology, demand, tau)
-<<<<<<< HEAD
-        turned = list(reversed(start.sends))  # ties the other way round
-        turned.sort(key=lambda send: send.start_us)
-=======
         turned = sorted(start.sends, key=lambda send: (send.start_us, -send.chunk, send.path))
->>>>>>> t1
         for given in (start, replace(start, sends=tuple(turned))):
             model = Milp(grid, given, "cbc")
             assert model.first_late <= model.horizon
