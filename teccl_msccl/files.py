@@ -18,7 +18,7 @@ def read_bytes(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> bytes
     path = Path(path)
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a directory; name {what} file in it")
+            raise InputError(f"{path}: is a directory; name the {what} file in it")
         if path.stat().st_size > max_bytes:
             raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, too large for {what}")
         return path.read_bytes()

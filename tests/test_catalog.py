@@ -248,3 +248,10 @@ def test_presets_are_found_where_the_package_is_installed(tmp_path):
 
 def test_topology_load_is_the_catalog():
     assert Topology.load("dgx-a100", hosts=2) == load("dgx-a100x2").topology
+
+
+def test_a_json_that_is_no_topology_is_called_so(tmp_path):
+    path = tmp_path / "list.json"
+    path.write_text("[]")
+    with pytest.raises(InputError, match="a topology is an object"):
+        load(str(path))

@@ -178,6 +178,15 @@ def test_gpus_without_a_rank_are_left_out(loaded):
     assert any("1 GPUs without a rank" in finding.text for finding in detected.findings)
 
 
+def test_ranks_given_twice_and_targets_that_are_no_device_are_doubted(loaded):
+    detected = loaded(system(cpu(pci(bus(0), gpu(0)) + pci(bus(1), gpu(1, nvlink("xyz", 4), rank=0)))))
+    assert detected.topology.nranks == 2
+    assert not links(detected, "nvlink")
+    said = warnings(detected)
+    assert any("2 GPUs have rank 0" in text for text in said)
+    assert any("links to xyz" in text for text in said)
+
+
 def test_what_nccl_takes_for_granted(loaded):
     net = pci(bus(5), nic("eth0", 0) + nic("", -1), "0x020000", speed="weird", width=8)
     detected = loaded(system(cpu(pci(bus(0), gpu(0)) + net + nic("tcp", 100000))))
@@ -215,7 +224,10 @@ DEEP = '<pci busid="0000:{}:00.0" class="0x060400">'
             system(cpu(pci(bus(0), gpu(0, nvlink(bus(1), 2))) + pci(bus(1), gpu(1, nvlink(bus(0), 1))))),
             "2 links to GPU1",
         ),
-        (system(cpu(pci(bus(0), gpu(0, nvlink(bus(1), 99))) + pci(bus(1), gpu(1)))), "at most 36"),
+        (system(cpu(pci(bus(0), gpu(0, nvlink(bus(1), 99))) + pci(bus(1), gpu(1)))), "'99' nvlinks; a GPU has 1 to 36"),
+        (system(cpu(pci(bus(0), gpu(0, nvlink(bus(1), -4))) + pci(bus(1), gpu(1)))), "'-4' nvlinks"),
+        (system(cpu(pci(bus(0), gpu(0, nvlink(bus(1), 10**9))) + pci(bus(1), gpu(1)))), "'1000000000' nvlinks"),
+        ("host:1:1 [0] NCCL INFO\n" + system(), "not well-formed XML"),
         (system(cpu(pci(bus(0), gpu(0)), host_hash="1"), cpu(pci(bus(1), gpu(1)), host_hash="2")), "2 hosts"),
     ],
 )

@@ -88,7 +88,8 @@ class TorchRanks:
 
     def _own_gpu(self) -> Any:
         cuda = self._torch.cuda
-        local, ngpus = int(os.environ.get("LOCAL_RANK", self.rank)), cuda.device_count()
+        local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else self.rank
+        ngpus = cuda.device_count()
         if local >= ngpus:
             raise InputError(
                 f"process {local} of this host has no GPU, there are {ngpus}; use --nproc-per-node {ngpus}"

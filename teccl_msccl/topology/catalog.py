@@ -122,7 +122,7 @@ def _common_sizes() -> list[str]:
 def read_file(path: Path) -> Detected:
     """A topology JSON or a capture, by its content."""
     data = read_bytes(path, "topology")
-    if _content(data).startswith((b"{", b"[{")):
+    if path.suffix == ".json" or _content(data).startswith((b"{", b"[{")):
         return Detected(Topology.from_json(parse_json(data, path, "a topology"), str(path)))
     return _assembled(_reading(data, path), [path])
 
@@ -153,7 +153,7 @@ def _assembled(reading: Reading, paths: list[Path]) -> Detected:
 
 
 def _reading(data: bytes, path: Path) -> Reading:
-    if _content(data).startswith(b"<"):
+    if _content(data).startswith(b"<") or b"<system" in data:  # as XML, a log line before it is named
         return nccl_xml.read(data, str(path))
     return nvidia_smi.read(_text(data, path), str(path))
 

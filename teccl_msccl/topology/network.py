@@ -28,6 +28,12 @@ from ..files import read_json
 KINDS = ("rail", "fat-tree", "single-switch", "ring")
 HOSTS_PER_LEAF = 4
 
+#: A figure above it is a slip of the keyboard.
+_MOST = 1e12
+
+#: What a figure of a network file must at least be.
+_LEAST = {"bandwidth_GBps": "positive", "alpha_us": "0 or more"}
+
 _SPELLING = re.compile(r"(rail|fat-tree|single-switch|ring)(?::(\d{1,4}(?:\.\d{1,3})?))?", re.IGNORECASE)
 
 
@@ -156,12 +162,14 @@ def _from_file(path: Path, nnics: Sequence[int]) -> Plan:
     value = read_json(path, "a network")
     if not isinstance(value, dict) or not isinstance(value.get("switches"), list):
         raise InputError(f'{path}: a network is an object {{"switches": […], "wires": […]}}')
+    _known_keys(value, ("switches", "wires"), str(path))
     names: list[str] = []
     cables: list[Cable] = []
     for i, switch in enumerate(value["switches"]):
         where = f"{path}: switches[{i}]"
         if not isinstance(switch, dict) or not isinstance(switch.get("name"), str):
             raise InputError(f"{where}: must be an object with a name")
+        _known_keys(switch, ("name", "joins"), where)
         if switch["name"] in names:
             raise InputError(f"{where}: the name {switch['name']!r} is used twice")
         names.append(switch["name"])
@@ -173,6 +181,9 @@ def _from_file(path: Path, nnics: Sequence[int]) -> Plan:
         ends = wire.get("between") if isinstance(wire, dict) else None
         if not isinstance(ends, list) or len(ends) != 2 or any(end not in names for end in ends):
             raise InputError(f"{where}: between must be two of the switches {', '.join(names[:8])}")
+        if ends[0] == ends[1]:
+            raise InputError(f"{where}: joins {ends[0]} to itself; name two switches")
+        _known_keys(wire, ("between", "bandwidth_GBps", "alpha_us"), where)
         GBps = _figure(wire, "bandwidth_GBps", where)
         if GBps is None:
             raise InputError(f"{where}: bandwidth_GBps is missing; a wire between switches needs it")
@@ -183,6 +194,7 @@ def _from_file(path: Path, nnics: Sequence[int]) -> Plan:
 def _cables(joins: Any, switch: str, where: str, nnics: Sequence[int]) -> list[Cable]:
     if not isinstance(joins, dict):
         raise InputError(f"{where}: must be an object with hosts and nics")
+    _known_keys(joins, ("hosts", "nics", "bandwidth_GBps", "alpha_us"), where)
     GBps, alpha_us = _figure(joins, "bandwidth_GBps", where), _figure(joins, "alpha_us", where)
     cables = []
     for host in _numbers(joins.get("hosts", "all"), len(nnics), f"{where}: hosts"):
@@ -198,7 +210,16 @@ def _numbers(value: Any, count: int, where: str) -> list[int]:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
             raise InputError(f"{where}: {str(number)[:40]} is none of 0 to {count - 1}")
+        if numbers.count(number) > 1:
+            raise InputError(f"{where}: {number} is named twice")
     return numbers
+
+
+def _known_keys(value: dict[str, Any], keys: Sequence[str], where: str) -> None:
+    """Refuse a misspelt key, which would otherwise count as left out."""
+    for key in value:
+        if key not in keys:
+            raise InputError(f"{where}: unknown key {key[:40]!r}; the keys are {', '.join(keys)}")
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -213,4 +234,6 @@ def _figure(value: dict[str, Any], key: str, where: str) -> float | None:
         return None
     if isinstance(figure, bool) or not isinstance(figure, (int, float)):
         raise InputError(f"{where}: {key} must be a number")
+    if not 0 <= figure <= _MOST or (figure == 0 and key == "bandwidth_GBps"):
+        raise InputError(f"{where}: {key} is {str(figure)[:20]}; it must be {_LEAST[key]}, at most {_MOST:g}")
     return float(figure)

@@ -7,7 +7,7 @@ alone; that says nothing of NVLinks, so it is best read together with `nvidia-sm
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,7 +22,6 @@ from .pci_tree import DEEPEST, Place, Root, lanes_GBps, levels
 MOST_BYTES = 4_000_000
 MOST_ELEMENTS = 20_000
 
-_BUS_ID = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,4}:[0-9a-f]{1,2}\.[0-9a-f]")
 _NOWHERE = re.compile(r"f{7,8}:f{2,4}:ff?(?:\.f)?")
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 _NIC_CLASS = "0x02"
@@ -287,14 +286,14 @@ class _Links:
                 target = link.get("target", "").lower()
                 count = self._count(link)
                 to_switch = target in file.nvswitches or link.get("tclass", "").startswith(_NVSWITCH_CLASS)
-                if to_switch or not _BUS_ID.fullmatch(target) or _NOWHERE.fullmatch(target):
+                if to_switch or not target or _NOWHERE.fullmatch(target):
                     self.switched[name] += count
                 elif target == bus:
                     self.to_self[name] += count
                 elif target in label:
                     self.towards[name, label[target]] += count
                 else:
-                    unseen[name].append(target)
+                    unseen[name].append(target[:40])
         for name, targets in unseen.items():
             text = f"has links to {', '.join(targets[:4])}, which the file does not show as a GPU in use: left out"
             file.findings.append(Finding("warning", name, text))
@@ -334,10 +333,12 @@ class _Links:
         return {pair(one, other): counts.copy().pop() for one, other in pairs}
 
     def _count(self, link: etree._Element) -> int:
-        count = round(_positive(link, "count", 1))
+        """How many links it stands for, one where it does not say: a wrong number would be a wrong bandwidth."""
+        text = link.get("count", "1").strip()
+        count = int(text) if re.fullmatch(r"[0-9]{1,4}", text) else 0
         if not 1 <= count <= MOST_NVLINKS:
             raise InputError(
-                f"{self.file.where}: line {link.sourceline}: {count} {link.tag}s; a GPU has at most {MOST_NVLINKS}"
+                f"{self.file.where}: line {link.sourceline}: {text[:20]!r} {link.tag}s; a GPU has 1 to {MOST_NVLINKS}"
             )
         return count
 
@@ -351,6 +352,11 @@ def _remarks(file: _File, label: dict[str, str]) -> Iterator[Finding]:
         yield Finding("warning", "", text)
     elif not file.ranked:
         yield Finding("info", "", "no gpu has a rank: ranks go by device number")
+    key = "rank" if file.ranked else "dev"
+    given = Counter(round(_rank(file, bus)[0]) for bus in label) if file.full else Counter()
+    for number, ngpus in given.items():
+        if ngpus > 1:
+            yield Finding("warning", "", f"{ngpus} GPUs have {key} {number}: taken in the order of their bus ids")
     if file.skipped:
         text = f"{len(file.skipped)} GPUs without a rank ({', '.join(file.skipped[:4])}) are not in use: left out"
         yield Finding("info", "", text)
