@@ -36,7 +36,7 @@ def require_claims(program, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_any_machine(collective: str, mode: str) -> None:
-    @settings(unhurried, max_examples=8)
+    @settings(unhurried, max_examples=6)
     @given(
         problem=problems((collective,)),
         nchunks=st.integers(1, 3),
@@ -66,7 +66,7 @@ def test_presets(preset: str, collective: str) -> None:
         require_right(program, schedule, slots=(1, 8) if topology.nranks <= 8 else (1,))
 
 
-@settings(unhurried, max_examples=60)
+@settings(unhurried, max_examples=50)
 @given(
     schedule=wild_schedules(),
     mode=st.sampled_from(MODES),
@@ -129,6 +129,6 @@ def test_a_collective_that_the_target_does_not_take() -> None:
 
 
 def test_auto_takes_the_protocol_that_is_faster_when_simulated() -> None:
-    topology = load("dgx-a100").topology
-    small, large = (lower(greedy(Problem(topology, "allgather", size), 2)) for size in (1e3, 1e9))
+    topology = load("teccl-dgx1").topology
+    small, large = (lower(greedy(Problem(topology, "broadcast", size), 2)) for size in (1e3, 1e8))
     assert (small.protocol, large.protocol) == ("LL", "Simple")
