@@ -1,6 +1,8 @@
 // Drives every part of the core on small programs and fields, for the sanitizers: interpreter, checker, program
 // simulator, greedy search, schedule clock. Exits with 1 and a line when an answer is wrong.
 #include <array>
+#include <limits>
+#include <utility>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -252,8 +254,9 @@ void search(int n) {
   for (int rank = 0; rank < n; ++rank) everyone.push_back(rank);
   std::vector<DemandedChunk> chunks;
   for (int rank = 0; rank < n; ++rank) chunks.push_back({1e6, false, {rank}, everyone});
-  for (double noise : {0.0, 0.1}) {
-    std::vector<ChunkSend> sends = greedy(network, chunks, 1, noise);
+  const double never = std::numeric_limits<double>::infinity();
+  for (auto [noise, deadline] : {std::pair{0.0, never}, std::pair{0.1, never}, std::pair{0.0, 1.0}}) {
+    std::vector<ChunkSend> sends = greedy(network, chunks, 1, noise, deadline);
     require(sends.size() == static_cast<std::size_t>(n * (n - 1)), "greedy sends a chunk more or less than once");
     retime(network, chunks, sends);
     for (const ChunkSend& send : sends) require(send.arrival_us > send.start_us, "a send takes no time");
