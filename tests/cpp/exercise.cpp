@@ -1,11 +1,11 @@
 // Drives every part of the core on small programs and fields, for the sanitizers: interpreter, checker, program
 // simulator, greedy search, schedule clock. Exits with 1 and a line when an answer is wrong.
 #include <array>
-#include <limits>
-#include <utility>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
