@@ -12,6 +12,7 @@ from teccl_msccl.cli import main
 from teccl_msccl.collective.demand import COLLECTIVES, REDUCING
 
 COMMAND_LINES = str(Path(__file__).with_name("command_lines.py"))
+OPERATIONS = 5  # sum, prod, max, min, avg
 ONCE = ["--iters", "1", "--warmup", "0", "--timeout", "30"]
 
 
@@ -68,5 +69,5 @@ def test_small_machines(mpirun, synthesized, topology: str, nranks: int, options
     answers = run_all(mpirun, nranks, files, *options)
     reducing = {answer["collective"]: len({row["op"] for row in answer["rows"]}) for answer in answers}
     asked = options[options.index("--op") + 1].split(",")
-    operations = 4 if asked == ["all"] else len(asked)
+    operations = OPERATIONS if asked == ["all"] else len(asked)
     assert reducing == {collective: operations if collective in REDUCING else 1 for collective in COLLECTIVES}

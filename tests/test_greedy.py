@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -74,10 +75,10 @@ def test_a_gpu_that_no_path_reaches_is_refused():
     line = machine("ggg", [(0, 1, 50, 0.5), (1, 2, 50, 0.5)])
     demand = core_demand(demand_for("broadcast", 3, 8))
     with pytest.raises(ValueError, match="GPU 2 cannot be reached by chunk 0"):
-        _core.greedy(core_network(line, [(0,), (1,)]), demand, 0, 0.0)
+        _core.greedy(core_network(line, [(0,), (1,)]), demand, 0, 0.0, inf)
     lonely = Demand("two", 3, (Chunk(0, (2,), (0,), 8.0),), 1, 8.0)
     with pytest.raises(ValueError, match="GPU 0 cannot be reached by chunk 0"):
-        _core.greedy(core_network(line, [(0,), (2,)]), core_demand(lonely), 0, 0.0)
+        _core.greedy(core_network(line, [(0,), (2,)]), core_demand(lonely), 0, 0.0, inf)
 
 
 def test_the_refusal_names_the_topology(monkeypatch):
@@ -105,7 +106,14 @@ def test_halving_tries_the_same_whatever_the_machine_and_stops_when_told():
     def search(enough: int = 10**9) -> list[Schedule]:
         found: list[Schedule] = []
         search_chunk_counts(
-            ring, demands, seed=3, jobs=2, effort=3e4, improved=found.append, done=lambda: len(found) >= enough
+            ring,
+            demands,
+            floor_us=lower_bound_us(ring, demands[0]),
+            seed=3,
+            jobs=2,
+            effort=3e4,
+            improved=found.append,
+            done=lambda: len(found) >= enough,
         )
         return found
 

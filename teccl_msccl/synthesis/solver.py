@@ -48,7 +48,7 @@ def new_model(solver: str) -> Any:
 
 def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 0) -> Outcome:
     """Optimize for at most `seconds` and say how it ended; the best solution found stays readable in the model."""
-    model.threads = threads
+    model.threads = 1 if solver == "cbc" else threads  # CBC's parallel search has been seen to hang past its limit
     model.seed = seed % 2**31
     with _silence():
         status = model.optimize(max_seconds=max(0.1, seconds))
