@@ -6,9 +6,12 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from lxml import etree
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -88,3 +91,22 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{path}: cannot write: {reason}; choose another -o") from None
+
+
+def require_keys(value: Any, keys: tuple[str, ...], where: str) -> None:
+    """Raise `InputError` unless `value` is a JSON object that has `keys`; `where` is its place."""
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: must be an object with {', '.join(keys)}")
+    for key in keys:
+        if key not in value:
+            raise InputError(f"{where}: {key!r} is missing; add it")
+
+
+def xml_parser() -> etree.XMLParser:
+    """A parser for files that may be hostile: no entities, DTDs, network or huge nodes; comments are dropped."""
+    from lxml import etree  # only readers of XML pay for it
+
+    return etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
+        remove_pis=True, huge_tree=False,
+    )  # fmt: skip

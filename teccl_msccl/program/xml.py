@@ -8,7 +8,7 @@ from pathlib import Path
 from lxml import etree
 
 from ..errors import InputError
-from ..files import read_bytes, write_text
+from ..files import read_bytes, write_text, xml_parser
 from .program import Gpu, Program, Step, Threadblock
 from .targets import MAX_NODES_PER_RANK, target_named
 
@@ -84,12 +84,8 @@ def _tree(data: bytes, where: str) -> etree._Element:
             f"{where}: {steps} steps for {gpus} gpu elements; no runtime takes more than {MAX_NODES_PER_RANK} nodes a "
             "rank, so make a smaller program"
         )
-    parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
-        remove_pis=True, huge_tree=False,
-    )  # fmt: skip
     try:
-        root = etree.fromstring(data, parser)
+        root = etree.fromstring(data, xml_parser())
     except (etree.XMLSyntaxError, ValueError) as error:
         raise InputError(f"{where}: not well-formed XML: {_one_line(error)}; write the file again") from None
     if root.tag != "algo":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..collective.demand import SPELLINGS, Chunk, Demand, chunk_to_json, demand_for
 from ..errors import InputError
-from ..files import read_json, write_text
+from ..files import read_json, require_keys, write_text
 from ..topology.model import Topology
 
 
@@ -156,7 +156,7 @@ def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
 
 
 def _chunk(value: Any, where: str) -> Chunk:
-    _require(value, ("id", "origin", "want", "bytes"), where)
+    require_keys(value, ("id", "origin", "want", "bytes"), where)
     for key in ("origin", "want"):
         if not isinstance(value[key], list):
             raise InputError(f"{where}: {key!r} must be a list of ranks")
@@ -171,20 +171,12 @@ def _chunk(value: Any, where: str) -> Chunk:
 
 def _check_chunk(value: Any, chunk: Chunk, where: str) -> None:
     """What a file says of a chunk is what its collective means by it; `want` and `reduce` may be left out."""
-    _require(value, ("id", "origin", "bytes"), where)
+    require_keys(value, ("id", "origin", "bytes"), where)
     if abs(_number(value["bytes"], f"{where}: bytes") - chunk.bytes) > 1e-9 * chunk.bytes:
         raise InputError(f"{where}: {value['bytes']} bytes, but size_bytes and nchunks make it {chunk.bytes}")
     for key, due in chunk_to_json(chunk).items():
         if key != "bytes" and value.get(key, due) != due:
             raise InputError(f"{where}: {key} is {value[key]!r}; for this collective it is {due!r}")
-
-
-def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: must be an object with {', '.join(keys)}")
-    for key in keys:
-        if key not in value:
-            raise InputError(f"{where}: {key!r} is missing; add it")
 
 
 def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[Send, ...]:
@@ -193,7 +185,7 @@ def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[
     sends = []
     for i, item in enumerate(value):
         at = f"{where}: sends[{i}]"
-        _require(item, ("chunk", "path", "start_us"), at)
+        require_keys(item, ("chunk", "path", "start_us"), at)
         if not isinstance(item["path"], list):
             raise InputError(f"{at}: path must be a list of link ids")
         send = Send(

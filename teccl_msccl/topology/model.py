@@ -13,7 +13,7 @@ from typing import Any
 import networkx as nx
 
 from ..errors import InputError
-from ..files import read_json, write_text
+from ..files import read_json, require_keys, write_text
 
 NODE_KINDS = ("gpu", "switch", "nic", "cpu")
 LINK_KINDS = ("nvlink", "xgmi", "pcie", "network", "socket")
@@ -251,7 +251,7 @@ def _link_to_json(link: Link) -> dict[str, Any]:
 
 
 def _node_from_json(value: Any, where: str) -> Node:
-    _require(value, ("id", "kind"), where)
+    require_keys(value, ("id", "kind"), where)
     known = {"id", "kind", "rank", "host", "name", "multicast"}
     rank = value.get("rank")
     return Node(
@@ -266,7 +266,7 @@ def _node_from_json(value: Any, where: str) -> Node:
 
 
 def _link_from_json(value: Any, position: int, where: str) -> Link:
-    _require(value, ("src", "dst", "bandwidth_GBps", "alpha_us"), where)
+    require_keys(value, ("src", "dst", "bandwidth_GBps", "alpha_us"), where)
     known = {"id", "src", "dst", "bandwidth_GBps", "alpha_us", "kind"}
     return Link(
         id=_integer(value.get("id", position), f"{where}: id"),
@@ -277,14 +277,6 @@ def _link_from_json(value: Any, position: int, where: str) -> Link:
         kind=str(value.get("kind", "")),
         extra={key: item for key, item in value.items() if key not in known},
     )
-
-
-def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: must be an object with {', '.join(keys)}")
-    for key in keys:
-        if key not in value:
-            raise InputError(f"{where}: {key!r} is missing; add it")
 
 
 def _integer(value: Any, where: str) -> int:

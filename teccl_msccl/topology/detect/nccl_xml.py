@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from lxml import etree
 
 from ...errors import InputError
+from ...files import xml_parser
 from ..detected import Finding
 from .facts import MOST_NVLINKS, HostFacts, Pair, Reading, pair
 from .generations import gfx_number
@@ -113,12 +114,8 @@ def _parse(data: bytes, where: str) -> etree._Element:
         raise InputError(f"{where}: has a DOCTYPE or entities, which no topology file needs; remove them")
     if data.count(b"<") > 2 * MOST_ELEMENTS:
         raise InputError(f"{where}: more than {MOST_ELEMENTS} elements; no host has as many devices")
-    parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
-        remove_pis=True, huge_tree=False,
-    )  # fmt: skip
     try:
-        root = etree.fromstring(data, parser)
+        root = etree.fromstring(data, xml_parser())
     except (etree.XMLSyntaxError, ValueError) as error:
         text = " ".join(getattr(error, "msg", str(error)).split())
         raise InputError(f"{where}: not well-formed XML: {text}; dump the topology again") from None
