@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from asked import run
 from exhaustive import GridSearch, all_paths
 from strategies import machine, seeded_machine
 
@@ -16,7 +17,6 @@ from teccl_msccl.schedule.schedule import Schedule, Send
 from teccl_msccl.synthesis.epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.milp import Milp
-from teccl_msccl.synthesis.portfolio import run
 from teccl_msccl.synthesis.solver import new_model
 from teccl_msccl.topology.model import Topology
 from teccl_msccl.topology.paths import direct_paths

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from asked import run
 from strategies import machine
 
 from teccl_msccl import synthesize
@@ -14,7 +15,6 @@ from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis.bounds import lower_bound_us
 from teccl_msccl.synthesis.greedy import GreedySearch
-from teccl_msccl.synthesis.portfolio import run
 from teccl_msccl.topology.model import Topology
 
 

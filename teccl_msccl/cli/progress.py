@@ -11,7 +11,7 @@ from . import output
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from ..synthesis.portfolio import Progress
+    from ..synthesis.incumbent import Progress
 
 #: What is over sooner shows nothing.
 _PATIENCE_S = 1.0

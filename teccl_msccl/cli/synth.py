@@ -51,10 +51,13 @@ def synth(
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""
     from ..collective.demand import collective_named
+    from ..collective.size import parse_size
     from ..files import check_writable, write_text
     from ..program.lower import lower
     from ..schedule.schedule import Schedule
     from ..synthesis.portfolio import run
+    from ..synthesis.problem import Problem
+    from ..synthesis.settings import Settings
     from ..topology.catalog import load
     from .progress import SynthesisProgress
     from .proved import prove
@@ -68,17 +71,11 @@ def synth(
             output.warn(f"{finding.device}: {finding.text}" if finding.device else finding.text)
     with SynthesisProgress() as progress:
         synthesis = run(
-            detected.topology,
-            collective,
-            size,
-            root=root,
-            nchunks=chunks,
+            Problem(detected.topology, collective, parse_size(size), root),
+            Settings(nchunks=chunks, solver=solver, seed=seed, jobs=jobs),
             method=method,
-            solver=solver,
             time_limit=time_limit,
             start=None if start is None else Schedule.read(start),
-            seed=seed,
-            jobs=jobs,
             report=progress,
         )
     if synthesis.interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,12 @@ from ..schedule.schedule import Schedule, Send
 from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
+from .bounds import lower_bounds
+from .incumbent import Incumbent
+from .settings import Settings
 
+#: Work per round of the search over chunk counts, in about microseconds of one core.
+EFFORT = 1.0e6
 #: Share of the gain by which random draws may reorder near ties; the seeds take turns.
 NOISES = (0.0, 0.05, 0.2, 0.5)
 #: How far between the lower bound and the best finish so far a trial's deadline lies; the seeds take turns.
@@ -88,6 +94,29 @@ class ChunkCandidate:
         """Between the floor and the best finish so far: what is aimed at is often reached, and lowers the next."""
         share = DEADLINES[seed % len(DEADLINES)]
         return inf if self.best is None or share == inf else self.floor_us + share * (self.finish_us - self.floor_us)
+
+
+def search_greedily(incumbent: Incumbent, settings: Settings) -> None:
+    """Every stage over the chunk counts; at least one schedule whatever the time limit."""
+    incumbent.phase = "greedy"
+    incumbent.tell()
+    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
+    for i, stage in enumerate(incumbent.stages):
+        finish_by = time.monotonic() + incumbent.seconds_left / (len(incumbent.stages) - i)
+
+        def enough(i: int = i, finish_by: float = finish_by) -> bool:
+            return bool(incumbent.parts[i]) and (incumbent.closed() or time.monotonic() >= finish_by)
+
+        search_chunk_counts(
+            stage.topology,
+            [stage.demand(c) for c in counts],
+            floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+            seed=settings.seed,
+            jobs=settings.jobs,
+            effort=EFFORT / len(counts),
+            improved=lambda part, i=i: incumbent.offer(i, part),  # type: ignore[misc]
+            done=enough,
+        )
 
 
 def search_chunk_counts(

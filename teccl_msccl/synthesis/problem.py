@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..collective.demand import Demand, demand_for
+from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from .mirror import chained, mirrored
@@ -35,6 +36,15 @@ class Problem:
     collective: str
     size_bytes: float
     root: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a root that is no rank or a topology with nobody to talk to."""
+        if not 0 <= self.root < self.topology.nranks:
+            raise InputError(
+                f"root {self.root} is not a rank of {self.topology.name}; use 0..{self.topology.nranks - 1}"
+            )
+        if self.topology.nranks < 2:
+            raise InputError(f"{self.topology.name}: has one GPU; a collective needs at least two")
 
     def demand(self, chunks_per_rank: int) -> Demand:
         """The demand with `chunks_per_rank` chunks of every rank's share."""

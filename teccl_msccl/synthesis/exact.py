@@ -1,0 +1,89 @@
+"""The MILP as a searcher: every stage's schedules improved by the exact model, smallest models first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..schedule.schedule import Schedule
+from ..topology.paths import direct_paths
+from .bounds import whole_chunks_us
+from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
+from .incumbent import CLOSED, INDIFFERENCE, Incumbent
+from .milp import Milp
+from .problem import Stage
+from .settings import Settings
+from .solver import Outcome
+
+#: Where `auto` takes the MILP for worth its while: gaps above this, models of up to so many send variables, so many
+#: seconds for each and for all.
+AUTO_GAP = 5e-3
+AUTO_COLUMNS = 8_000
+AUTO_MODEL_S = 4.0
+AUTO_MILP_S = 12.0
+#: Send variables beyond which a model would not fit in memory.
+MAX_COLUMNS = 1_000_000
+
+
+@dataclass(frozen=True)
+class MilpReport:
+    """One MILP solve: the chunk count and grid it was for, how it ended, and the finish before and after."""
+
+    nchunks: int
+    grid: str
+    epochs: int | None
+    epochs_bound: int
+    outcome: Outcome
+    start_us: float
+    finish_us: float | None
+
+
+def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[MilpReport], None]) -> None:
+    """Improve each stage's schedules by TE-CCL's MILP until the time is up or the gap is closed; every solve is told.
+
+    Thorough settings give every model all the time that is left; else models are small and their time short.
+    """
+    incumbent.phase = "milp"
+    thorough = settings.thorough
+    deadline = incumbent.deadline if thorough else min(incumbent.deadline, time.monotonic() + AUTO_MILP_S)
+    for i, model, name in _models(incumbent, settings.solver, MAX_COLUMNS if thorough else AUTO_COLUMNS):
+        left = deadline - time.monotonic()
+        if left <= 0 or incumbent.closed(CLOSED if thorough else AUTO_GAP):
+            return
+        incumbent.tell()
+        seconds = left if thorough else min(AUTO_MODEL_S, left)
+        result = model.improve(seconds=seconds, threads=settings.jobs, seed=settings.seed)
+        c, before = model.start.demand.nchunks, model.start.finish_us
+        better = result.schedule if result.schedule is not None and result.schedule.finish_us < before else None
+        finish = None if better is None else better.finish_us
+        solved(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
+        if better is not None:
+            incumbent.offer(i, better)
+
+
+def _models(incumbent: Incumbent, solver: str, most: int) -> list[tuple[int, Milp, str]]:
+    """The models with at most `most` columns that may improve on the best of their stage, smallest first."""
+    models = []
+    for i, stage in enumerate(incumbent.stages):
+        best_us = min((part.finish_us for part in incumbent.parts[i].values()), default=0.0)
+        for part in incumbent.parts[i].values():
+            choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
+            if choices > most or incumbent.seconds_left <= 0:
+                continue
+            if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
+                continue
+            for name, tau in _grids(stage, part):
+                model = Milp(EpochGrid(stage.topology, part.demand, tau), part, solver)
+                columns = model.columns(most + 1)
+                if model.horizon > model.first_late and columns <= most:
+                    models.append((columns, i, model, name))
+    return [(i, model, name) for _, i, model, name in sorted(models, key=lambda entry: entry[0])]
+
+
+def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
+    """Fine epochs and, where they differ, coarse ones."""
+    fine, coarse = fine_epoch_us(stage.topology, part.demand), coarse_epoch_us(stage.topology, part.demand)
+    yield "fine", fine
+    if coarse > 1.01 * fine:
+        yield "coarse", coarse

@@ -1,0 +1,139 @@
+"""The incumbent: the best schedules so far, and whether it is time to stop improving them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from ..errors import InputError
+from ..schedule.schedule import Schedule
+from ..topology.paths import direct_paths
+from .bounds import lower_bounds
+from .problem import Problem
+
+#: A schedule with fewer chunks is preferred to one that is faster by less than this.
+INDIFFERENCE = 2e-3
+#: The gap below which a schedule is optimal.
+CLOSED = 1e-6
+#: Gaps smaller than this come from adding doubles.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a synthesis stands; the incumbent is None before the first schedule."""
+
+    phase: str
+    incumbent_us: float | None
+    bound_us: float
+    seconds_left: float
+
+    @property
+    def gap(self) -> float | None:
+        """incumbent / bound − 1."""
+        return None if self.incumbent_us is None else gap(self.incumbent_us, self.bound_us)
+
+
+class Incumbent:
+    """The best schedules of `problem`, stage by stage and chunk count by chunk count.
+
+    Searchers set `phase` to their name, offer what they find with `offer` (a schedule of one stage) or `offer_whole`
+    (one of the whole problem), and stop when `seconds_left` or `closed` says so.
+    """
+
+    def __init__(self, problem: Problem, time_limit: float, report: Callable[[Progress], None]) -> None:
+        self.problem = problem
+        self.began = time.monotonic()
+        self.deadline = self.began + time_limit
+        self.report = report
+        self.phase = "bounds"
+        self.stages = problem.stages
+        self.bounds = lower_bounds(problem.topology, problem.demand(1))
+        self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
+        self.whole: dict[int, tuple[str, Schedule]] = {}  # the demand's nchunks → (method, best)
+        self._no_later_us = inf
+
+    # -- improving it ----------------------------------------------------------------------------------
+
+    def offer(self, stage: int, part: Schedule) -> None:
+        """A schedule for one stage, maybe better: see what it makes of the whole."""
+        c = part.demand.nchunks
+        known = self.parts[stage].get(c)
+        if known is None or part.finish_us < known.finish_us:
+            self.parts[stage][c] = part
+        if all(c in parts for parts in self.parts):
+            self._consider(self.problem.assemble([parts[c] for parts in self.parts]))
+        self.tell()
+
+    def offer_whole(self, schedule: Schedule) -> None:
+        """A schedule for the whole problem, maybe better."""
+        self._consider(schedule)
+        self.tell()
+
+    def offer_start(self, start: Schedule) -> None:
+        """The user's schedule becomes the incumbent if it meets this problem's demand. Where it is one search's
+        answer on the usual paths, the MILP may improve on it."""
+        problem = self.problem
+        if start.topology != problem.topology or start.demand.collective != problem.collective:
+            raise InputError("the start schedule is for another topology or collective; start from one made for these")
+        if start.demand.size_bytes != problem.size_bytes:
+            raise InputError(f"the start schedule is for {start.demand.size_bytes:g} bytes; use its size")
+        if start.demand != problem.split(start.demand.nchunks):
+            raise InputError(f"the start schedule has another root than {problem.root}, or other chunks; use its own")
+        start.validate()
+        start = start.retimed()
+        self.phase = "start"
+        self._no_later_us = start.finish_us
+        usual = {path.links for path in direct_paths(problem.topology)}
+        if not start.demand.reducing and all(send.path in usual for send in start.sends):
+            self.offer(0, start)
+        else:
+            self.offer_whole(start)
+
+    def _consider(self, schedule: Schedule) -> None:
+        count = schedule.demand.nchunks
+        if count not in self.whole or schedule.finish_us < self.whole[count][1].finish_us:
+            self.whole[count] = (self.phase, schedule)
+
+    # -- how it stands ---------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Schedule | None:
+        """The fastest so far, whatever its chunk count."""
+        return min((schedule for _, schedule in self.whole.values()), key=lambda s: s.finish_us, default=None)
+
+    def chosen(self) -> tuple[str, Schedule]:
+        """The schedule with the fewest chunks among those that are as good as the best, and the method that found it;
+        a start is never made worse."""
+        best = self.best
+        assert best is not None, "a search always leaves a schedule"
+        latest_us = min(best.finish_us * (1 + INDIFFERENCE), max(best.finish_us, self._no_later_us))
+        good = [c for c, (_, s) in self.whole.items() if s.finish_us <= latest_us]
+        return self.whole[min(good)]
+
+    @property
+    def bound_us(self) -> float:
+        """The best lower bound on any schedule's finish."""
+        return self.bounds[0].bound_us
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def closed(self, to: float = CLOSED) -> bool:
+        """Whether no schedule can be better by more than `to`."""
+        best = self.best
+        return best is not None and gap(best.finish_us, self.bound_us) <= to
+
+    def tell(self) -> None:
+        """Report how it stands."""
+        best = self.best
+        self.report(Progress(self.phase, None if best is None else best.finish_us, self.bound_us, self.seconds_left))
+
+
+def gap(finish_us: float, bound_us: float) -> float:
+    """finish / bound − 1, without the rounding of sums of doubles."""
+    share = finish_us / bound_us - 1 if bound_us > 0 else 0.0
+    return 0.0 if abs(share) < ROUNDING else share

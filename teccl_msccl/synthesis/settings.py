@@ -1,0 +1,31 @@
+"""Settings: what a user may ask of every searcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+from .solver import SOLVERS
+
+#: Seeds start below this, so that all that follow are 64-bit numbers.
+MOST_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`nchunks` chunks per rank (None: chosen), `thorough`: all the time for one method. Raises `InputError`."""
+
+    nchunks: int | None = None
+    solver: str = "cbc"
+    seed: int = 0
+    jobs: int = 2
+    thorough: bool = False
+
+    def __post_init__(self) -> None:
+        if self.solver not in SOLVERS:
+            raise InputError(f"unknown solver {self.solver!r}; use {', '.join(SOLVERS)}")
+        for name, value, least in (("jobs", self.jobs, 1), ("seed", self.seed, 0)):
+            if not value >= least:
+                raise InputError(f"{name} is {value}; it must be {least} or more")
+        if self.seed >= MOST_SEEDS:
+            raise InputError(f"seed {self.seed} is too large; use less than 2^{MOST_SEEDS.bit_length() - 1}")
