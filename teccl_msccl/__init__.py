@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from .errors import InputError, Refused
     from .program.lower import lower
     from .program.program import Program
+    from .schedule.read import read_schedule
     from .schedule.schedule import Schedule
     from .synthesis.portfolio import synthesize
     from .topology.model import Topology
 
 __version__ = "0.1.0"
-__all__ = ["Demand", "InputError", "Program", "Refused", "Schedule", "Topology", "lower", "synthesize"]
+__all__ = ["Demand", "InputError", "Program", "Refused", "Schedule", "Topology", "lower", "read_schedule", "synthesize"]
 
 _HOMES = {
     "Demand": "collective.demand",
@@ -24,6 +25,7 @@ _HOMES = {
     "Schedule": "schedule.schedule",
     "Topology": "topology.model",
     "lower": "program.lower",
+    "read_schedule": "schedule.read",
     "synthesize": "synthesis.portfolio",
 }
 

@@ -14,20 +14,39 @@ from .options import ModeOption, ProtocolOption, TargetOption
 
 @app.command()
 def lower(
-    schedule_file: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule JSON, as `synth` writes it.")],
+    schedule_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCHEDULE",
+            help="A schedule JSON, as `synth` writes it, or TE-CCL's, SCCL's, TACCL's, ForestColl's.",
+        ),
+    ],
     file: Annotated[Path, typer.Option("-o", help="The MSCCL XML to write.")],
+    size: Annotated[
+        str | None,
+        typer.Option("--size", help="Another size than the file's; theirs may have none: 64MB, 64MiB, bytes."),
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option("--topology", help="The machine that another tool's file is for, as for `synth`.")
+    ] = None,
     target: TargetOption = "executor",
     mode: ModeOption = "both",
     protocol: ProtocolOption = "auto",
 ) -> None:
-    """Validate a schedule, lower it, prove the program, and write it as MSCCL XML."""
+    """Validate a schedule, ours or another tool's, lower it, prove the program, and write it as MSCCL XML."""
+    from ..collective.size import parse_size
     from ..files import check_writable
     from ..program.lower import lower as lower_schedule
-    from ..schedule.schedule import Schedule
+    from ..schedule.read import read_schedule
+    from ..topology.model import Topology
     from .proved import prove
 
     check_writable(file)
-    schedule = Schedule.read(schedule_file)
+    schedule = read_schedule(
+        schedule_file,
+        None if topology is None else Topology.load(topology),
+        None if size is None else parse_size(size),
+    )
     schedule.validate()
     proved = prove(schedule, lower_schedule(schedule, target, mode=mode, protocol=protocol))
     proved.program.write(file)

@@ -1,0 +1,79 @@
+"""Reading a schedule file, ours or another tool's: its content tells which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..collective.demand import SPELLINGS, demand_for
+from ..errors import InputError
+from ..files import parse_json, read_bytes, xml_parser
+from ..topology.model import Topology
+from .foreign import ForeignSchedule
+from .read_sccl import is_sccl, read_sccl
+from .read_teccl import is_teccl, read_teccl
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from lxml import etree
+
+_WHAT = "a schedule"
+
+
+def read_schedule(path: str | Path, topology: Topology | None = None, size_bytes: float | None = None) -> Schedule:
+    """The schedule in the file at `path`: our JSON, TE-CCL's, SCCL's, TACCL's, or ForestColl's XML.
+
+    `topology` is the machine that another tool's file is for, where it tells of none or not enough; `size_bytes`,
+    counted as nccl-tests do, replaces the file's. Other tools' schedules are re-timed and proved. Raises
+    `InputError` for a file that is none of these, `Refused` for a schedule that is not right.
+    """
+    data = read_bytes(path, _WHAT)
+    where = str(path)
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return _from_xml(data, where).schedule(topology, size_bytes)
+    value = parse_json(data, path, _WHAT)
+    if is_teccl(value):
+        return read_teccl(value, where).schedule(topology, size_bytes)
+    if is_sccl(value):
+        return read_sccl(value, where).schedule(topology, size_bytes)
+    return _ours(value, where, topology, size_bytes)
+
+
+def _from_xml(data: bytes, where: str) -> ForeignSchedule:
+    from lxml import etree
+
+    from .read_forestcoll import read_forestcoll
+
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise InputError(f"{where}: has a DOCTYPE or entities; remove them")
+    try:
+        root: etree._Element = etree.fromstring(data, xml_parser())
+    except (etree.XMLSyntaxError, ValueError) as error:
+        text = " ".join(str(error).split("(<string>")[0].split())
+        raise InputError(f"{where}: not well-formed XML: {text}; write the file again") from None
+    if root.tag == "algo":
+        raise InputError(f"{where}: is a program already, not a schedule; use check, simulate or run on it")
+    if root.tag == "Algo" or root.find("tree") is not None:
+        return read_forestcoll(root, where)
+    raise InputError(f"{where}: <{root.tag}> is no schedule; ForestColl's trees are in <Algo>")
+
+
+def _ours(value: Any, where: str, topology: Topology | None, size_bytes: float | None) -> Schedule:
+    if isinstance(value, dict) and "gpus" in value:
+        raise InputError(f"{where}: is an MSCCL++ execution plan, not a schedule; use check on it")
+    schedule = Schedule.from_json(value, where)
+    if topology is not None:
+        raise InputError(f"{where}: a schedule has its topology in it; leave --topology out")
+    if size_bytes is None:
+        return schedule
+    demand = schedule.demand
+    if demand.collective.lower() in SPELLINGS:
+        resized = demand_for(demand.collective, demand.nranks, size_bytes, demand.nchunks, demand.root or 0)
+    else:
+        if demand.size_bytes <= 0:
+            raise InputError(f"{where}: a custom demand of size 0 has no other size; leave --size out")
+        factor = size_bytes / demand.size_bytes
+        chunks = tuple(replace(chunk, bytes=chunk.bytes * factor) for chunk in demand.chunks)
+        resized = replace(demand, chunks=chunks, size_bytes=size_bytes)
+    return replace(schedule, demand=resized).retimed()
