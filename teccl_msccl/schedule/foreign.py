@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,8 +44,7 @@ class ForeignSchedule:
     """A schedule file of another tool.
 
     `labels` are the file's names of the GPUs, by rank. `rates` is the machine as far as the file tells: from a label
-    to a label, in chunks per µs; None where it says nothing of speeds. Where it is not `timed`, the hops' order is
-    only one that goes.
+    to a label, in chunks per µs; None where it says nothing of speeds.
     """
 
     where: str
@@ -53,11 +53,12 @@ class ForeignSchedule:
     chunks: tuple[Pattern, ...]
     hops: tuple[Hop, ...]
     rates: Mapping[tuple[str, str], float] | None
-    timed: bool = True
 
     def schedule(self, topology: Topology | None = None, size_bytes: float | None = None) -> Schedule:
         """The same sends on `topology` (None: the machine that the file tells of, without latencies), each as early
-        as it goes, and proved. `size_bytes` is counted as nccl-tests do; by default a chunk is one byte.
+        as it goes in the file's order or, if that is better, first come first served (other tools let switches
+        multicast, or say no times at all), and proved. `size_bytes` is counted as nccl-tests do; by default a chunk
+        is one byte.
 
         Raises `InputError` where the topology is not the file's, `Refused` where the sends do not do what they are
         for.
@@ -77,8 +78,7 @@ class ForeignSchedule:
         )
         try:
             schedule = Schedule(topology, demand, sends, 0.0).retimed()
-            if not self.timed:
-                schedule = min(schedule, uncontended(schedule).retimed(), key=lambda each: each.finish_us)
+            schedule = min(schedule, first_come(schedule).retimed(), key=lambda each: each.finish_us)
             schedule.validate()
         except Refused as error:
             raise Refused(f"{self.where}: this {self.tool} schedule is not right: {error}") from None
@@ -110,15 +110,44 @@ class ForeignSchedule:
             raise InputError(f"{self.where}: {error}; or name the --topology it is for") from None
 
 
-def uncontended(schedule: Schedule) -> Schedule:
-    """The same sends, each when its chunk could be there first if all links were free: an order to play them in."""
-    there: dict[tuple[int, int], float] = {}
-    sends = []
-    for send in schedule.sends:
+def first_come(schedule: Schedule) -> Schedule:
+    """The same sends, whichever can start first going first: list scheduling, an order to play them in.
+
+    A send waits for all sends before it in the list that bring its chunk to where it starts. A link is taken until
+    the tail has left it. O(sends · path length · log sends), as often as links make sends wait anew.
+    """
+    waiting = [0] * len(schedule.sends)
+    followers: dict[int, list[int]] = defaultdict(list)
+    bringing: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, send in enumerate(schedule.sends):
         src, dst = schedule.ends(send)
-        early = send._replace(start_us=there.get((send.chunk, src), 0.0))
-        sends.append(early)
-        there[send.chunk, dst] = max(there.get((send.chunk, dst), 0.0), schedule.arrival_us(early))
+        for earlier in bringing[send.chunk, src]:
+            followers[earlier].append(i)
+        waiting[i] = len(bringing[send.chunk, src])
+        bringing[send.chunk, dst].append(i)
+    links = schedule.topology.link_by_id
+    free: dict[int, float] = defaultdict(float)
+    queue = [(0.0, i) for i, count in enumerate(waiting) if not count]
+    ready = [0.0] * len(waiting)
+    sends: list[Send] = []
+    while queue:
+        estimate, i = heappop(queue)
+        send = schedule.sends[i]
+        start = max(ready[i], *(free[id] for id in send.path))
+        if start > estimate:
+            heappush(queue, (start, i))
+            continue
+        send = send._replace(start_us=start)
+        arrival = schedule.arrival_us(send)
+        occupied = arrival - start - sum(links[id].alpha_us for id in send.path)
+        for id in send.path:
+            free[id] = start + occupied
+        sends.append(send)
+        for follower in followers[i]:
+            ready[follower] = max(ready[follower], arrival)
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heappush(queue, (ready[follower], follower))
     return replace(schedule, sends=tuple(sends))
 
 

@@ -36,7 +36,7 @@ def read_forestcoll(root: etree._Element, where: str) -> ForeignSchedule:
         for _ in range(tree.count):
             hops += tree.hops(len(chunks), rank_of)
             chunks.append(Pattern((rank_of[tree.root],), everyone))
-    return ForeignSchedule(where, "ForestColl", tuple(labels), tuple(chunks), tuple(hops), None, timed=False)
+    return ForeignSchedule(where, "ForestColl", tuple(labels), tuple(chunks), tuple(hops), None)
 
 
 class _Tree:
