@@ -140,3 +140,28 @@ def left_shift(
     network: Network, demand: Demanded, chunk: list[int], path: list[int], start_us: list[float]
 ) -> _Sends | None: ...
 def greedy(network: Network, demand: Demanded, seed: int, noise: float, deadline_us: float) -> _Sends: ...
+
+class Traffic:
+    def __init__(
+        self,
+        *,
+        tors: int,
+        spines: int,
+        hosts_per_tor: int,
+        capacity: NDArray[np.float64],
+        src: NDArray[np.int32],
+        dst: NDArray[np.int32],
+        weight: NDArray[np.float64],
+        collective: NDArray[np.int32],
+        collectives: int,
+    ) -> None: ...
+    def rates(self, spines: NDArray[np.int32], mode: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rates of collectives and flows; spine −1 is none"""
+    def greedy(self, placed: NDArray[np.int32]) -> NDArray[np.int32]: ...
+    def equitable(self, placed: NDArray[np.int32], live: list[int]) -> NDArray[np.int32]: ...
+    def edge_colours(self) -> NDArray[np.int32]: ...
+    def anneal(self, seed: int, iterations: int) -> NDArray[np.int32]: ...
+    def polish(
+        self, spines: NDArray[np.int32], mode: str, evaluations: int, changes: int
+    ) -> tuple[NDArray[np.int32], int, int]:
+        """Routes, flows changed, evaluations made"""

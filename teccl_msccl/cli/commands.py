@@ -11,3 +11,4 @@ from . import lower
 from . import check
 from . import simulate
 from . import run
+from . import route

@@ -1,0 +1,22 @@
+"""equitable: an optimal balance on symmetric fabrics, by edge colouring."""
+
+from __future__ import annotations
+
+from ...errors import InputError
+from ..compiled import as_routes, as_spines, compiled
+from ..traffic import Route, Traffic
+from .choice import Choice
+
+
+def route(traffic: Traffic, choice: Choice) -> list[Route]:
+    """Every link of a ToR with d flows carries ⌊d/m⌋ or ⌈d/m⌉ of them, m live spines: no largest load can be smaller.
+
+    Each ToR vertex is split into vertices of degree ≤ m, and the bipartite multigraph of flows is edge-coloured in m
+    colours (König 1916), which are the spines; routes in force are kept where the balance allows it. With nothing in
+    force and m = 2^k, k Euler splits do it in O(F log m). Raises `InputError` on a fabric whose links differ.
+    """
+    live = traffic.fabric.symmetric_spines
+    if live is None:
+        raise InputError("equitable needs a symmetric fabric, and links of this one differ; use auto or greedy")
+    placed = choice.in_force or (None,) * len(traffic.flows)
+    return as_routes(compiled(traffic).equitable(as_spines(placed), list(live)))
