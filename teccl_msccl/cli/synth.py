@@ -38,7 +38,13 @@ def synth(
     hosts: HostsOption = 1,
     network: NetworkOption = None,
     root: RootOption = 0,
-    method: Annotated[str, typer.Option("--method", help="auto, greedy or milp.")] = "auto",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="auto, greedy or milp; or as it is ring, tree, recursive-doubling, bruck, direct or hierarchical.",
+        ),
+    ] = "auto",
     chunks: Annotated[int | None, typer.Option("--chunks", help="Chunks per rank (default: chosen).")] = None,
     solver: Annotated[str, typer.Option("--solver", help="cbc or highs.")] = "cbc",
     time_limit: Annotated[float, typer.Option("--time-limit", min=0, help="Seconds; 0: the first schedule.")] = 60,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from ..collective.demand import collective_named
 from ..collective.size import parse_size
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from .baselines.search import ALIASES, BASELINES, search_baseline
 from .bounds import Bound
 from .exact import MilpReport, search_exactly
 from .greedy import search_greedily
@@ -19,7 +21,9 @@ from .problem import Problem
 from .settings import Settings
 from .solver import new_model
 
-METHODS = ("auto", "greedy", "milp")
+#: The searches; and the field's algorithms, as they are.
+SEARCHES = ("auto", "greedy", "milp")
+METHODS = (*SEARCHES, *BASELINES)
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ def synthesize(
 ) -> Schedule:
     """The best schedule found for `collective` of `size` ("64MB" or bytes, as nccl-tests count) on `topology`.
 
-    `nchunks` chunks per rank (None: chosen), `method` "auto", "greedy" or "milp", `solver` "cbc" or "highs",
-    `time_limit` in seconds (0: the first greedy schedule), `start` a schedule to improve on. The schedule is
-    validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
+    `nchunks` chunks per rank (None: chosen), `method` "auto", "greedy", "milp" or a baseline's name ("ring"…),
+    `solver` "cbc" or "highs", `time_limit` in seconds (0: the first schedule), `start` a schedule to improve on. The
+    schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
     """
     settings = Settings(nchunks=nchunks, solver=solver, seed=seed, jobs=jobs)
     problem = Problem(topology, collective_named(collective), parse_size(size), root)
@@ -80,11 +84,10 @@ def run(
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Synthesis:
     """`synthesize`, with everything there is to say about it. Interrupted (Ctrl-C), it returns the best so far."""
-    if method not in METHODS:
-        raise InputError(f"unknown method {method!r}; use {', '.join(METHODS)}")
+    method = method_named(method)
     if not time_limit >= 0:
         raise InputError(f"time_limit is {time_limit}; it must be 0 or more")
-    if method != "greedy":
+    if method in ("auto", "milp"):
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
     incumbent = Incumbent(problem, time_limit, report)
     solved: list[MilpReport] = []
@@ -92,8 +95,11 @@ def run(
     try:
         if start is not None:
             incumbent.offer_start(start)
-        search_greedily(incumbent, settings)
-        if method != "greedy":
+        if method in BASELINES:
+            search_baseline(incumbent, settings, method)
+        else:
+            search_greedily(incumbent, settings)
+        if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
     except KeyboardInterrupt:
         if incumbent.best is None:
@@ -110,3 +116,14 @@ def run(
         milp=tuple(solved),
         interrupted=interrupted,
     )
+
+
+def method_named(name: str) -> str:
+    """The method's own name ("rhd" is recursive-doubling). Raises `InputError`, with what may have been meant."""
+    plain = name.lower().replace("_", "-")
+    method = ALIASES.get(plain, plain)
+    if method not in METHODS:
+        near = get_close_matches(plain, (*METHODS, *ALIASES), 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"unknown method {name!r}; {meant}use {', '.join(METHODS)}")
+    return method
