@@ -21,6 +21,7 @@ class Examination {
       : program_(program),
         options_(options),
         findings_(options.listed, program.in_place && program.out_of_place),
+        handovers_(options.listed, false),
         wiring_(lay_flat(program)),
         progress_(wiring_),
         root_(options.root) {}
@@ -39,12 +40,13 @@ class Examination {
     const bool fits = finishes && find_root();
     for (Mode mode : modes()) {
       findings_.in_mode(mode);
+      handovers_.in_mode(mode);
       attempt(fits, say("data ", mode_name(mode)), [&] { check_data(mode); });
       if (fits && !shape_.known() && proofs_.back().outcome == "proved") proofs_.back().outcome = "no postcondition";
       attempt(fits, say("races ", mode_name(mode)),
-              [&] { check_races(wiring_, shape_, root_, mode, progress_.order(), findings_); });
+              [&] { check_races(wiring_, shape_, root_, mode, progress_.order(), findings_, handovers_); });
     }
-    return {findings_.all(), proofs_, min_credits_, shape_.rooted() ? root_ : -1};
+    return {findings_.all(), proofs_, handovers_.all(), min_credits_, shape_.rooted() ? root_ : -1};
   }
 
  private:
@@ -137,6 +139,7 @@ class Examination {
   const Program& program_;
   const CheckOptions& options_;
   Findings findings_;
+  Findings handovers_;
   Wiring wiring_;
   Shape shape_{};
   Progress progress_;

@@ -37,6 +37,7 @@ struct ProofState {
 struct CheckReport {
   std::vector<Finding> findings;
   std::vector<ProofState> proofs;
+  std::vector<Finding> handovers;           // see check_races(): only some targets mind them
   std::optional<std::int64_t> min_credits;  // the fewest that finish; nothing: hangs, or not attempted
   int root;                                 // −1: none, or unknown
 };

@@ -13,9 +13,17 @@ constexpr std::size_t max_pairs = std::size_t{1} << 21;
 
 struct Access {
   std::int32_t step;
+  Buffer buffer;
   std::int64_t first;  // cell
   std::int64_t end;
   bool writes;
+};
+
+// A threadblock reads what another of its rank wrote.
+struct Handover {
+  std::int32_t writer;
+  std::int32_t reader;
+  Buffer buffer;  // by which it is read
 };
 
 // Two accesses to a cell that nothing within the rank orders.
@@ -34,14 +42,15 @@ std::vector<Access> accesses_of(const Wiring& wiring, std::int32_t at, const Pla
       placement.cell(step.src_buffer, step.src_offset) == placement.cell(step.dst_buffer, step.dst_offset)) {
     // In place, a chunk is copied onto itself: every reader sees what it held, so this disturbs writers only.
     const std::int64_t first = placement.cell(step.src_buffer, step.src_offset);
-    return {{at, first, first + step.count, false}};
+    return {{at, step.src_buffer, first, first + step.count, false}};
   }
   std::vector<Access> result;
   auto add = [&](Buffer buffer, std::int64_t offset, bool writes) {
     const std::int64_t first = placement.cell(buffer, offset);
-    result.push_back({at, first, first + step.count, writes});
+    result.push_back({at, buffer, first, first + step.count, writes});
   };
   if (traits.reads_src) add(step.src_buffer, step.src_offset, false);
+  if (traits.reads_dst) add(step.dst_buffer, step.dst_offset, false);
   if (traits.writes_dst) add(step.dst_buffer, step.dst_offset, true);
   return result;
 }
@@ -57,6 +66,7 @@ class History {
     for (std::int64_t at = access.first; at < access.end; ++at) {
       Cell& cell = cells_[at];
       if (cell.writer >= 0) compare(cell.writer, true, access, at);
+      if (cell.writer >= 0 && !access.writes) hand_over(cell.writer, access);
       if (access.writes) {
         for (std::int32_t read = cell.reads; read >= 0;) {
           compare(reads_[read].step, false, access, at);
@@ -73,6 +83,7 @@ class History {
   }
 
   const std::vector<Conflict>& conflicts() const { return conflicts_; }
+  const std::vector<Handover>& handovers() const { return handovers_; }
 
  private:
   struct Cell {
@@ -102,6 +113,14 @@ class History {
     cell.reads = added;
   }
 
+  // One for each step and buffer is enough.
+  void hand_over(std::int32_t writer, const Access& access) {
+    if (access.buffer == Buffer::output || wiring_.tb_of_step[writer] == wiring_.tb_of_step[access.step]) return;
+    if (!handovers_.empty() && handovers_.back().reader == access.step && handovers_.back().buffer == access.buffer)
+      return;
+    handovers_.push_back({writer, access.step, access.buffer});
+  }
+
   void compare(std::int32_t before, bool before_writes, const Access& access, std::int64_t cell) {
     if (wiring_.tb_of_step[before] == wiring_.tb_of_step[access.step] || order_.ordered(before, access.step)) return;
     const std::uint64_t pair = (static_cast<std::uint64_t>(before) << 32) | static_cast<std::uint32_t>(access.step);
@@ -117,6 +136,7 @@ class History {
   std::int32_t unused_ = -1;  // a list of forgotten reads
   std::unordered_set<std::uint64_t> known_;
   std::vector<Conflict> conflicts_;
+  std::vector<Handover> handovers_;
 };
 
 std::string cell_name(const Wiring& wiring, const Placement& placement, std::int32_t at, bool written,
@@ -152,7 +172,7 @@ void report(const Wiring& wiring, const std::vector<Placement>& placements, cons
 }  // namespace
 
 void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode,
-                 const std::vector<std::int32_t>& order, Findings& findings) {
+                 const std::vector<std::int32_t>& order, Findings& findings, Findings& handovers) {
   const std::vector<Placement> placements = place_buffers(wiring, shape, root, mode);
   std::vector<std::vector<std::int32_t>> steps_of(placements.size());
   for (std::int32_t step : order) steps_of[wiring.rank_of_step(step)].push_back(step);
@@ -164,6 +184,11 @@ void check_races(const Wiring& wiring, const Shape& shape, int root, Mode mode,
     History history(wiring, local, placements[rank].cells);
     for (std::int32_t step : steps_of[rank]) {
       for (const Access& access : accesses_of(wiring, step, placements[rank])) history.add(access);
+    }
+    for (const Handover& handover : history.handovers()) {
+      const char* name = buffer_name(handover.buffer);
+      handovers.error(say("handover-", name), wiring.place_of(handover.reader),
+                      say("reads from ", name, " what ", wiring.name_of(handover.writer), " writes"));
     }
     conflicts.insert(conflicts.end(), history.conflicts().begin(), history.conflicts().end());
     if (conflicts.size() > max_pairs) throw std::length_error("too many accesses that no dependency orders");

@@ -25,6 +25,7 @@ class Program:
 class CheckReport(TypedDict):
     findings: list[tuple[str, int, int, int, str, str]]
     proofs: list[tuple[str, str]]
+    handovers: list[tuple[str, int, int, int, str, str]]
     min_credits: int | None
     root: int
 

@@ -30,7 +30,7 @@ def lower(
         str | None, typer.Option("--topology", help="The machine that another tool's file is for, as for `synth`.")
     ] = None,
     target: TargetOption = "executor",
-    mode: ModeOption = "both",
+    mode: ModeOption = None,
     protocol: ProtocolOption = "auto",
 ) -> None:
     """Validate a schedule, ours or another tool's, lower it, prove the program, and write it as MSCCL XML."""

@@ -33,6 +33,8 @@ NetworkOption = Annotated[
     ),
 ]
 RootOption = Annotated[int, typer.Option("--root", help="Root of a broadcast, reduce, gather or scatter.")]
-TargetOption = Annotated[str, typer.Option("--target", help="The runtime the program is for.")]
-ModeOption = Annotated[str, typer.Option("--mode", help="both, inplace or outofplace.")]
+TargetOption = Annotated[str, typer.Option("--target", help="The runtime the program is for: executor, msccl or rccl.")]
+ModeOption = Annotated[
+    str | None, typer.Option("--mode", help="both, inplace or outofplace (default: both where the target can).")
+]
 ProtocolOption = Annotated[str, typer.Option("--protocol", help="auto (by simulation), Simple, LL or LL128.")]

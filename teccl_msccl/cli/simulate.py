@@ -30,12 +30,13 @@ def simulate(
     from ..collective.size import format_size, parse_size
     from ..program import xml
     from ..program.simulate import simulate as simulate_program
+    from ..program.targets import target_named
     from ..topology.model import Topology
 
     size_bytes = parse_size(size)
     program = xml.read(file)
     machine = Topology.load(topology, hosts=hosts, network=network)
-    if size_bytes < program.min_bytes or 0 < program.max_bytes < size_bytes:
+    if not target_named(program.target).takes_bytes(program.min_bytes, program.max_bytes, size_bytes):
         limit = format_size(program.max_bytes) if program.max_bytes else "any size"
         output.warn(
             f"{file}: is for {format_size(program.min_bytes)} to {limit}; "

@@ -52,7 +52,7 @@ def synth(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed tries other ties.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Threads.")] = 2,
     target: TargetOption = "executor",
-    mode: ModeOption = "both",
+    mode: ModeOption = None,
     protocol: ProtocolOption = "auto",
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""

@@ -17,9 +17,11 @@ from .placement import Layout, Place
 class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 
-    `connection` is (sender, receiver, which of their direct paths), None for local copies, which come before all
-    else; `position` is the place in the connection's order, the same for both ends; `start_us`, `arrival_us` and
-    `nbytes` are the schedule's. `after` holds the earlier actions of the rank that this one waits for.
+    `connection` is (sender, receiver, which of their direct paths), None for what is local; `position` is the place
+    in the connection's order and `turn` in the order of all the program's arrivals, the same for both ends.
+    `start_us`, `arrival_us`, `nbytes` and `links` are the schedule's. Local copies come before all else, but for the
+    actions of a `lane`, which are one threadblock's work. `after` holds the earlier actions of the rank that this
+    one waits for, always with earlier turns.
     """
 
     rank: int
@@ -28,10 +30,18 @@ class Action:
     dst: Place | None
     connection: tuple[int, int, int] | None = None
     position: int = 0
+    turn: int = -1
     start_us: float = 0.0
     arrival_us: float = 0.0
     nbytes: float = 0.0
+    links: tuple[int, ...] = ()
+    lane: int | None = None
     after: list[Action] = field(default_factory=list, repr=False)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a local copy of no lane."""
+        return self.connection is None and self.lane is None
 
 
 @dataclass
@@ -42,24 +52,32 @@ class RankPlan:
     scratch_chunks: int
 
 
-def plan_actions(schedule: Schedule, modes: frozenset[str]) -> list[RankPlan]:
+def plan_actions(schedule: Schedule, modes: frozenset[str], *, fused: bool = True) -> list[RankPlan]:
     """Turn every send into an `s` at its source and an `r` or `rrc` at its target, and add the local copies.
 
     Copied chunks arrive at their output place, or in scratch at ranks that only pass them on. Reduced chunks
     gather at the output place of a rank that wants them, else in scratch: first own input + received, then on top.
+    For targets that do not receive and reduce in one step (not `fused`) they arrive in scratch of their own, and all
+    `re` of a chunk are one threadblock's, so that what it adds up is never handed from threadblock to threadblock.
     """
-    planner = _Planner(schedule, modes)
+    planner = _Planner(schedule, modes, fused)
     planner.copy_own_chunks()
     planner.transfer()
     return [planner.finish(rank) for rank in range(schedule.topology.nranks)]
 
 
+#: An action's turn, start, arrival, bytes and links.
+_When = tuple[int, float, float, float, tuple[int, ...]]
+
+
 class _Planner:
-    def __init__(self, schedule: Schedule, modes: frozenset[str]) -> None:
+    def __init__(self, schedule: Schedule, modes: frozenset[str], fused: bool) -> None:
         self.schedule = schedule
         self.modes = modes
+        self.fused = fused
         self.layout = Layout(schedule.demand)
         self.actions: dict[int, list[Action]] = defaultdict(list)
+        self.early: dict[int, list[Action]] = defaultdict(list)
         self.scratch: dict[int, int] = defaultdict(int)
         self.held: dict[tuple[int, int], Place] = {}
         self.connections: dict[int, tuple[tuple[int, int, int], int]] = {}
@@ -95,14 +113,16 @@ class _Planner:
         events += [(time, i, True) for i, time in enumerate(arrivals)]
         events.sort()  # at one instant in the order of the sends, which is causal
         needless = self._needless(sends, events)
+        turn = {i: turn for turn, i in enumerate(i for _, i, arrives in events if arrives)}
         for _, i, arrives in events:
             if i in needless:
                 continue
             chunk = self.schedule.demand.chunks[sends[i].chunk]
+            when = (turn[i], starts[i], arrivals[i], chunk.bytes, sends[i].path)
             if arrives:
-                self._arrive(i, sends[i], chunk, (starts[i], arrivals[i]))
+                self._arrive(i, sends[i], chunk, when)
             else:
-                self._depart(i, sends[i], chunk, (starts[i], arrivals[i]))
+                self._depart(i, sends[i], chunk, when)
 
     def _needless(self, sends: Sequence[Send], events: Iterable[tuple[float, int, bool]]) -> set[int]:
         """Copies that reach a GPU which has the whole chunk by then: what already reads it would have to wait for
@@ -125,7 +145,7 @@ class _Planner:
                 shares[send.chunk, target] = in_flight[i]
         return needless
 
-    def _depart(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
+    def _depart(self, i: int, send: Send, chunk: Chunk, when: _When) -> None:
         """The send takes the next place in the order of its connection."""
         pair = self.schedule.ends(send)
         path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
@@ -134,19 +154,37 @@ class _Planner:
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
         place = self.held[chunk.id, pair[0]]
-        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *times, chunk.bytes))
+        self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *when))
 
-    def _arrive(self, i: int, send: Send, chunk: Chunk, times: tuple[float, float]) -> None:
+    def _arrive(self, i: int, send: Send, chunk: Chunk, when: _When) -> None:
         connection, position = self.connections[i]
         rank = connection[1]
         before = self.held.get((chunk.id, rank))
-        if send.reduce and before is not None:
-            gathered = before if before.buffer != "i" else self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "rrc", before, gathered, connection, position, *times, chunk.bytes))
-        else:
+        if not send.reduce or before is None:
             gathered = self._landing(chunk, rank)
-            self.actions[rank].append(Action(rank, "r", None, gathered, connection, position, *times, chunk.bytes))
+            arrived = [Action(rank, "r", None, gathered, connection, position, *when)]
+        elif self.fused:
+            gathered = before if before.buffer != "i" else self._landing(chunk, rank)
+            arrived = [Action(rank, "rrc", before, gathered, connection, position, *when)]
+        else:
+            landing = self._new_scratch(rank)
+            added, gathered = self._operands(chunk, rank, before, landing)
+            arrived = [
+                Action(rank, "r", None, landing, connection, position, *when),
+                Action(rank, "re", added, gathered, None, 0, *when, lane=chunk.id),
+            ]
+        self.actions[rank] += arrived
         self.held[chunk.id, rank] = gathered
+
+    def _operands(self, chunk: Chunk, rank: int, before: Place, landing: Place) -> tuple[Place, Place]:
+        """What a `re` adds to what, of what a rank has of a chunk and what arrived: never onto its input."""
+        if before.buffer != "i":
+            return landing, before
+        if rank not in chunk.want:
+            return before, landing
+        target = self.layout.output_place(chunk, rank)
+        self.early[rank].append(Action(rank, "cpy", before, target, nbytes=chunk.bytes, lane=chunk.id))
+        return landing, target
 
     def _landing(self, chunk: Chunk, rank: int) -> Place:
         """A place of its own for `chunk` at `rank`: the output where wanted, else new scratch."""
@@ -157,7 +195,7 @@ class _Planner:
         return Place("s", self.scratch[rank] - 1)
 
     def finish(self, rank: int) -> RankPlan:
-        actions = self.actions[rank]
+        actions = self.early[rank] + self.actions[rank]
         if "inplace" in self.modes:
             actions = self._stage_overwritten(rank, actions)
         return RankPlan(actions, self.scratch[rank])
@@ -171,7 +209,7 @@ class _Planner:
         """
         overwritten: dict[Place, float] = {}
         for action in actions:
-            if action.dst is not None and action.connection is not None:
+            if action.dst is not None and action.type != "cpy":
                 overwritten.setdefault(self.layout.aliased(action.dst, rank), action.arrival_us)
         late = {a.src for a in actions if a.src is not None and self._sent_too_late(a, overwritten)}
         staged = {place: self._new_scratch(rank) for place in sorted(late)}

@@ -92,25 +92,21 @@ def widths_for(
     }
 
 
-def narrowed(widths: Mapping[Connection, int], most: int) -> dict[Connection, int]:
-    """Halve the widths until no rank has more than `most` threadblocks, or every width is 1."""
-    narrow = dict(widths)
-    while max(narrow.values(), default=1) > 1 and _threadblocks(narrow) > most:
-        narrow = halved(narrow)
-    return narrow
-
-
 def halved(widths: Mapping[Connection, int]) -> dict[Connection, int]:
     """Half of every width, at least 1."""
     return {connection: ceil(width / 2) for connection, width in widths.items()}
 
 
-def _threadblocks(widths: Mapping[Connection, int]) -> int:
-    """Threadblocks of the rank that has most: one per connection end and channel."""
-    at: dict[int, int] = defaultdict(int)
+def most_threadblocks(widths: Mapping[Connection, int], paired: bool) -> int:
+    """Threadblocks for transfers of the rank that has most: one per connection end and channel; what goes to a peer
+    and comes from it shares one where they are `paired`."""
+    ways: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])  # rank, peer → sending and receiving ones
     for (src, dst, _), width in widths.items():
-        at[src] += width
-        at[dst] += width
+        ways[src, dst][0] += width
+        ways[dst, src][1] += width
+    at: dict[int, int] = defaultdict(int)
+    for (rank, _), (sending, receiving) in ways.items():
+        at[rank] += max(sending, receiving) if paired else sending + receiving
     return max(at.values(), default=0)
 
 

@@ -7,23 +7,22 @@ made in the C++ core (csrc/check.hpp says what each of them means); the limits a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import _core
 from ..errors import InputError
 from ..files import read_bytes
 from . import xml
-from .check_limits import limit_findings
-from .check_text import spelling, text_findings
+from .check_limits import handover_findings, limit_findings
+from .check_text import algo_attributes, text_findings
 from .finding import Finding, listed
 from .program import Program
-from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, TARGETS, Target, target_named
+from .targets import CREDITS, MAX_COUNT, MAX_DEPENDENCY_TB, Target, target_named
 
 #: Findings of one code that are listed before they are only counted.
 LISTED = 20
 _PROOFS = ("connections", "matching", "bounds", "dependencies", "progress", "data", "races")
-_DEFAULT_TARGET = "executor"
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def check(program: Program, target: Target | None = None, root: int | None = Non
 
 
 def check_for(program: Program, targets: Sequence[Target], root: int | None = None) -> list[Verdict]:
-    """`check` for several targets at the price of one: all but the limits is common to them."""
-    return _verdicts(program, [(target, ()) for target in targets], root)
+    """`check` for several targets at the price of one where they agree on the modes."""
+    return _verdicts(((target, program, ()) for target in targets), root)
 
 
 def check_file(path: str | Path, targets: Sequence[Target] = (), root: int | None = None) -> list[Verdict]:
@@ -71,27 +70,30 @@ def check_file(path: str | Path, targets: Sequence[Target] = (), root: int | Non
     has). Raises `InputError` when it cannot be read as a program at all."""
     data = read_bytes(path, "a program")
     program = xml.parse(data, str(path))
-    chosen = targets or [target_of(data)]
-    return _verdicts(program, [(target, text_findings(data, target)) for target in chosen], root)
+    unlimited = "maxBytes" not in algo_attributes(data)
+    cases = []
+    for target in targets or [target_named(program.target)]:
+        limit = target.default_max_bytes or 0
+        taken = replace(program, max_bytes=limit) if unlimited and program.max_bytes != limit else program
+        cases.append((target, taken, text_findings(data, target)))
+    return _verdicts(cases, root)
 
 
-def target_of(data: bytes) -> Target:
-    """The target whose spelling of the collective the file has; the executor where several share it, or none."""
-    written = spelling(data)
-    speakers = [target for target in TARGETS.values() if written in target.collectives.values()]
-    default = TARGETS[_DEFAULT_TARGET]
-    return default if default in speakers or not speakers else speakers[0]
-
-
-def _verdicts(program: Program, cases: Iterable[tuple[Target, Iterable[Finding]]], root: int | None) -> list[Verdict]:
-    if root is not None and not 0 <= root < program.nranks:
-        raise InputError(f"{program.name}: root {root}; the program has ranks 0 to {program.nranks - 1}")
-    report: _Report | None = None
+def _verdicts(cases: Iterable[tuple[Target, Program, Iterable[Finding]]], root: int | None) -> list[Verdict]:
+    reports: dict[tuple[bool, bool], _Report] = {}  # by modes: all else that differs between targets is in the limits
     verdicts = []
-    for target, text in cases:
+    for target, program, text in cases:
+        if root is not None and not 0 <= root < program.nranks:
+            raise InputError(f"{program.name}: root {root}; the program has ranks 0 to {program.nranks - 1}")
         limits = list(limit_findings(program, target))
+        report: _Report | None = None
         if not any(finding.code in _UNFIT for finding in limits):
-            report = report or _examine(program, root)
+            examined = _in_its_modes(program, target)
+            modes = (examined.inplace, examined.outofplace)
+            if modes not in reports:
+                reports[modes] = _examine(examined, root)
+            report = reports[modes]
+            limits += handover_findings(report.handovers, program, target)
         findings = listed([*text, *limits], LISTED) + (report.findings if report else ())
         limits_hold = all(finding.level != "error" for finding in limits)
         verdicts.append(
@@ -110,6 +112,13 @@ def _verdicts(program: Program, cases: Iterable[tuple[Target, Iterable[Finding]]
     return verdicts
 
 
+def _in_its_modes(program: Program, target: Target) -> Program:
+    """The program with the modes in which `target` runs it."""
+    if target.both_modes or program.outofplace is not program.inplace:
+        return program
+    return replace(program, outofplace=not program.inplace)
+
+
 #: Errors that leave nothing to examine: peers that do not exist, sizes that no buffer has.
 _UNFIT = frozenset({"peer", "ranks", "size"})
 
@@ -117,6 +126,7 @@ _UNFIT = frozenset({"peer", "ranks", "size"})
 @dataclass(frozen=True)
 class _Report:
     findings: tuple[Finding, ...]
+    handovers: tuple[Finding, ...]
     proofs: tuple[Proof, ...]
     min_credits: int | None
     root: int | None
@@ -134,6 +144,7 @@ def _examine(program: Program, root: int | None) -> _Report:
     )
     return _Report(
         findings=tuple(Finding(*fields) for fields in raw["findings"]),
+        handovers=tuple(Finding(*fields) for fields in raw["handovers"]),
         proofs=tuple(Proof(*fields) for fields in raw["proofs"]),
         min_credits=raw["min_credits"],
         root=None if raw["root"] < 0 else raw["root"],

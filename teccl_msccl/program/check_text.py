@@ -49,11 +49,11 @@ def text_findings(data: bytes, target: Target) -> Iterator[Finding]:
     yield from _header_findings(_algo_attributes(text), target)
 
 
-def spelling(data: bytes) -> str:
-    """The collective as the file spells it; empty when it does not, or has sections that hide it."""
+def algo_attributes(data: bytes) -> dict[str, str]:
+    """What the file's first tag says; nothing when sections hide it."""
     if any(opening in data for opening, _ in _FOREIGN):
-        return ""
-    return _algo_attributes(_COMMENT.sub(b"", data)).get("coll", "")
+        return {}
+    return _algo_attributes(_COMMENT.sub(b"", data))
 
 
 def _header_findings(written: Mapping[str, str], target: Target) -> Iterator[Finding]:

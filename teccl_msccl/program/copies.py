@@ -18,8 +18,8 @@ def in_order_of_use(actions: Sequence[Action]) -> tuple[list[Action], dict[Actio
     Copies that a transfer waits for come in the order of the first that does, a chunk each; of the others,
     neighbours become one.
     """
-    copies = [action for action in actions if action.connection is None]
-    transfers = [action for action in actions if action.connection is not None]
+    copies = [action for action in actions if action.is_copy]
+    transfers = [action for action in actions if not action.is_copy]
     first_use: dict[Action, int] = {}
     for moment, transfer in enumerate(transfers):
         for earlier in transfer.after:

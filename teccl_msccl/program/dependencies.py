@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 
 from .actions import Action
 from .placement import Layout, Place
@@ -45,22 +46,26 @@ def _wait(action: Action, earlier: Action | None) -> None:
 
 
 def necessary_waits(
-    actions: Sequence[Action], threadblock_of: Mapping[Action, Hashable]
+    actions: Sequence[Action],
+    threadblock_of: Mapping[Action, Hashable],
+    paced: Mapping[Action, Sequence[Action]] = MappingProxyType({}),
 ) -> dict[Action, Sequence[Action]]:
-    """Which of its `after` every action must really wait for, when each threadblock runs its actions in order.
+    """Which of its `after` and `paced` every action must really wait for, when each threadblock runs its actions in
+    order.
 
-    Transitive reduction over a rank's own happens-before. `actions` are in time order. Order through another rank
-    does not count: no runtime promises it. O(actions · threadblocks).
+    Transitive reduction over a rank's own happens-before. `actions` are in an order that waits agree with. Order
+    through another rank does not count: no runtime promises it. O(actions · threadblocks).
     """
     moment = {action: i for i, action in enumerate(actions)}
     over: dict[Action, dict[Hashable, int]] = {}  # action → what is over when it is: each threadblock's last moment
     clocks: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
-    hazards = {earlier for action in actions for earlier in action.after}
+    after = {action: {*action.after, *paced[action]} if action in paced else action.after for action in actions}
+    awaited = {earlier for before in after.values() for earlier in before}
     waits: dict[Action, Sequence[Action]] = {}
     for action in actions:
         clock = clocks[threadblock_of[action]]
         needed = []
-        for earlier in sorted(action.after, key=moment.__getitem__, reverse=True):  # the latest covers most
+        for earlier in sorted(after[action], key=moment.__getitem__, reverse=True):  # the latest covers most
             if clock.get(threadblock_of[earlier], -1) >= moment[earlier]:
                 continue
             needed.append(earlier)
@@ -68,7 +73,7 @@ def necessary_waits(
                 if clock.get(threadblock, -1) < last:
                     clock[threadblock] = last
         clock[threadblock_of[action]] = moment[action]
-        if action in hazards:
+        if action in awaited:
             over[action] = dict(clock)
         waits[action] = needed
     return waits

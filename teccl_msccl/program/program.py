@@ -62,8 +62,8 @@ class Program:
 
     `collective` has the design's spelling (`reduce_scatter`); targets spell it their own way in the file.
     `nchunks` is the format's nchunksperloop: chunk bytes = size / nchunks, where runtimes count the size of a gather
-    or scatter by one rank's share (see `chunks_per_size`). Byte limits are inclusive and count as the runtimes do;
-    `max_bytes` 0 means no limit. `target` names the runtime whose spelling the file has.
+    or scatter by one rank's share (see `chunks_per_size`). `target` names the runtime that the file is for: its
+    spelling, and its meaning of the byte limits (`Target.takes_bytes`) and of the modes.
     """
 
     name: str

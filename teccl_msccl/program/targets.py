@@ -17,33 +17,56 @@ MAX_NODES_PER_RANK = 4095
 MAX_COUNT = 71
 #: All threadblocks of a rank must be resident on its GPU at once. Of the GPUs that runtimes know, a V100 holds fewest.
 FEWEST_SMS = 80
+#: Scratch that a runtime may allocate at its start, for sizes that may never be called.
+MOST_SCRATCH_BYTES = 2**30
 #: A dependency's threadblock id is stored in eight signed bits.
 MAX_DEPENDENCY_TB = 127
 
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's limits and its spelling of the collectives (a collective that is absent is not taken)."""
+    """A runtime's limits, its spelling of the collectives (one that is absent is not taken), and its loader's ways.
+
+    `both_modes`: a file can serve in-place and out-of-place calls; else `inplace` alone decides, and `outofplace` is
+    ignored. `inplace_refused`: collectives that it never runs in place. `exclusive_max_bytes`: sizes lie below
+    maxBytes, and 0 matches none; else maxBytes is included, and 0 is no limit. `default_max_bytes`: what a missing
+    maxBytes means (None: it must be there). `checks_buffers`: i_chunks and o_chunks, where they are not 0, must agree
+    with nchunksperloop. `scratch_for_max_bytes`: scratch is allocated at the start, for calls of maxBytes.
+    `fences_output_only`: threadblocks see what others of their GPU wrote only where they read it from the output, or
+    from scratch under another protocol than LL. `suspect_simple`: collectives that are said to go wrong under Simple
+    across hosts (MSCCL XML reference §8).
+    """
 
     name: str
     max_steps: int
     max_threadblocks: int
     max_channels: int
     max_threadblocks_per_channel: int
-    fused_receives: bool
-    both_modes: bool
     collectives: Mapping[str, str]
+    fused_receives: bool = True
+    both_modes: bool = True
+    inplace_refused: frozenset[str] = frozenset()
+    exclusive_max_bytes: bool = False
+    default_max_bytes: int | None = None
+    checks_buffers: bool = False
+    scratch_for_max_bytes: bool = False
+    fences_output_only: bool = False
+    suspect_simple: frozenset[str] = frozenset()
+
+    def takes_bytes(self, min_bytes: int, max_bytes: int, size_bytes: float) -> bool:
+        """Whether a file with these limits is chosen for `size_bytes`."""
+        if self.exclusive_max_bytes:
+            return min_bytes <= size_bytes < max_bytes
+        return min_bytes <= size_bytes and (max_bytes == 0 or size_bytes <= max_bytes)
 
 
+_SHARED_NAMES = {name: name for name in ("allgather", "allreduce", "alltoall", "broadcast", "reduce")}
+_MSCCL_NAMES = MappingProxyType({**_SHARED_NAMES, "reduce_scatter": "reduce_scatter", "custom": "custom"})
 _EXECUTOR_NAMES = MappingProxyType(
     {
-        "allgather": "allgather",
+        **_SHARED_NAMES,
         "reduce_scatter": "reducescatter",
-        "allreduce": "allreduce",
-        "alltoall": "alltoall",
         "alltoallv": "alltoallv",
-        "broadcast": "broadcast",
-        "reduce": "reduce",
         "gather": "gather",
         "scatter": "scatter",
     }
@@ -57,12 +80,37 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             max_threadblocks=1024,
             max_channels=32,
             max_threadblocks_per_channel=32,
-            fused_receives=True,
-            both_modes=True,
             collectives=_EXECUTOR_NAMES,
+        ),
+        "msccl": Target(
+            name="msccl",
+            max_steps=256,
+            max_threadblocks=216,
+            max_channels=32,
+            max_threadblocks_per_channel=32,
+            collectives=_MSCCL_NAMES,
+            both_modes=False,
+            inplace_refused=frozenset({"alltoall"}),
+            exclusive_max_bytes=True,
+            default_max_bytes=2**27,
+            checks_buffers=True,
+            scratch_for_max_bytes=True,
+            suspect_simple=frozenset({"broadcast", "reduce"}),
+        ),
+        "rccl": Target(
+            name="rccl",
+            max_steps=64,
+            max_threadblocks=64,
+            max_channels=128,
+            max_threadblocks_per_channel=32,
+            collectives=_EXECUTOR_NAMES,
+            fused_receives=False,
+            fences_output_only=True,
         ),
     }
 )
+#: What a file is taken for that several targets could have written.
+DEFAULT_TARGET = "executor"
 
 
 def target_named(name: str) -> Target:
@@ -70,3 +118,10 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise InputError(f"unknown target {name!r}; use {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def target_spelling(collective: str) -> Target:
+    """The target whose spelling of its collective a file has: the executor where several share it, or none."""
+    speakers = [target for target in TARGETS.values() if collective in target.collectives.values()]
+    default = TARGETS[DEFAULT_TARGET]
+    return default if default in speakers or not speakers else speakers[0]

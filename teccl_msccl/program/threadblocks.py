@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .actions import Action
 from .channels import ChannelPlan, Connection
 from .copies import in_order_of_use, share_out
 from .dependencies import necessary_waits
 from .placement import Place
-from .program import Step, Threadblock
+from .program import RECEIVING, SENDING, Step, Threadblock
 from .targets import Target
 
 
@@ -24,39 +25,75 @@ class BuiltRank:
     crowded: Mapping[Connection, int]
 
 
+@dataclass(frozen=True)
+class Crew:
+    """How a rank's work is shared out: threadblocks for local copies and for local reductions, and whether what is
+    sent to a peer and received from it on one channel is one threadblock's."""
+
+    copiers: int = 1
+    reducers: int = 1
+    paired: bool = False
+
+
 #: What a threadblock does, with whom and on which channel; of local ones, the chunks a step copies, and a number.
 _Key = tuple[str, int, int]
 _Waits = Mapping[Action, Sequence[Action]]
 
 
-def build_rank(actions: Sequence[Action], channels: ChannelPlan, copiers: int, target: Target) -> BuiltRank:
-    """One threadblock per connection, direction and channel, and `copiers` for local copies (more if they must).
+def build_rank(
+    actions: Sequence[Action], channels: ChannelPlan, crew: Crew, target: Target, paced: _Waits = MappingProxyType({})
+) -> BuiltRank:
+    """One threadblock per connection, direction and channel (of a pair of ranks, if the crew is paired), and those
+    for local copies and reductions (more if they must).
 
-    `actions` are in time order, their hazards in `after`.
+    `actions` are in time order, their hazards in `after`; `paced` has further waits.
     """
     actions, sizes = in_order_of_use(actions)
-    home = share_out(sizes, copiers, target.max_steps)
-    keys = {action: _transfer_key(action, channels) or ("local", *home[action]) for action in actions}
+    if crew.paired:  # a threadblock that both sends and receives does so in the order of arrivals
+        actions = sorted(actions, key=lambda action: action.turn)
+    home = share_out(sizes, crew.copiers, target.max_steps)
+    reducer = _reducers(actions, crew.reducers, target.max_steps)
+
+    def key(action: Action) -> _Key:
+        if action.connection is not None:
+            return _transfer_key(action, channels, crew.paired)
+        return ("local", *home[action]) if action.lane is None else ("reduce", 0, reducer[action.lane])
+
+    keys = {action: key(action) for action in actions}
     members: dict[_Key, list[Action]] = defaultdict(list)
-    for action, key in keys.items():
-        members[key].append(action)
-    waits = necessary_waits(actions, keys)
+    for action, block in keys.items():
+        members[block].append(action)
+    waits = necessary_waits(actions, keys, paced)
     waited = {earlier for needed in waits.values() for earlier in needed}
-    blocks = {key: members[key] for key in _order(members, waited)}
+    blocks = {block: members[block] for block in _order(members, waited)}
     steps = _steps(blocks, waits, waited, sizes)
     crowded: dict[Connection, int] = {}
-    for key, (first, *_) in blocks.items():
-        if len(steps[key]) > target.max_steps and first.connection is not None:
-            crowded[first.connection] = max(crowded.get(first.connection, 0), len(steps[key]))
-    return BuiltRank(tuple(_threadblock(key, steps[key]) for key in blocks), crowded)
+    for block in blocks:
+        if len(steps[block]) > target.max_steps:
+            for connection in {action.connection for action in members[block] if action.connection is not None}:
+                crowded[connection] = max(crowded.get(connection, 0), len(steps[block]))
+    return BuiltRank(tuple(_threadblock(block, steps[block]) for block in blocks), crowded)
 
 
-def _transfer_key(action: Action, channels: ChannelPlan) -> _Key | None:
-    if action.connection is None:
-        return None
+def _transfer_key(action: Action, channels: ChannelPlan, paired: bool) -> _Key:
+    assert action.connection is not None
     src, dst, _ = action.connection
     channel = channels.channel(action.connection, action.position)
-    return ("send", dst, channel) if action.type == "s" else ("recv", src, channel)
+    way, peer = ("send", dst) if action.type == "s" else ("recv", src)
+    return ("both" if paired else way, peer, channel)
+
+
+def _reducers(actions: Sequence[Action], wanted: int, max_steps: int) -> dict[int, int]:
+    """For each lane its threadblock: lanes take turns at as many as wanted, or as hold them."""
+    steps_of = Counter(action.lane for action in actions if action.lane is not None)
+    for number in range(max(1, min(wanted, len(steps_of))), len(steps_of) + 1):
+        reducer = {lane: turn % number for turn, lane in enumerate(steps_of)}
+        steps: Counter[int] = Counter()
+        for lane, count in steps_of.items():
+            steps[reducer[lane]] += count
+        if max(steps.values()) <= max_steps:
+            return reducer
+    return {lane: turn for turn, lane in enumerate(steps_of)}
 
 
 def _order(members: Mapping[_Key, Sequence[Action]], waited: set[Action]) -> list[_Key]:
@@ -96,10 +133,9 @@ def _action_steps(action: Action, waits: Sequence[tuple[int, int]], waited: bool
 
 
 def _threadblock(key: _Key, steps: tuple[Step, ...]) -> Threadblock:
-    match key:
-        case ("send", peer, channel):
-            return Threadblock(send=peer, recv=-1, chan=channel, steps=steps)
-        case ("recv", peer, channel):
-            return Threadblock(send=-1, recv=peer, chan=channel, steps=steps)
-        case _:
-            return Threadblock(send=-1, recv=-1, chan=0, steps=steps)
+    way, peer, channel = key
+    if way not in ("send", "recv", "both"):
+        return Threadblock(send=-1, recv=-1, chan=0, steps=steps)
+    sends = way == "send" or (way == "both" and any(step.type in SENDING for step in steps))
+    receives = way == "recv" or (way == "both" and any(step.type in RECEIVING for step in steps))
+    return Threadblock(send=peer if sends else -1, recv=peer if receives else -1, chan=channel, steps=steps)

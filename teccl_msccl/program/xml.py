@@ -10,22 +10,25 @@ from lxml import etree
 from ..errors import InputError
 from ..files import read_bytes, write_text, xml_parser
 from .program import Gpu, Program, Step, Threadblock
-from .targets import MAX_NODES_PER_RANK, target_named
+from .targets import MAX_NODES_PER_RANK, Target, target_named, target_spelling
 
 #: Steps that any file may have; beyond, a file may have as many as its GPUs could hold.
 MANY_STEPS = 200_000
 _COLLECTIVES = {"reducescatter": "reduce_scatter"}
 
 
-def read(path: str | Path) -> Program:
+def read(path: str | Path, target: str | None = None) -> Program:
     """Read an MSCCL XML file. Raises `InputError` naming the file, the line and the remedy."""
-    return parse(read_bytes(path, "a program"), str(path))
+    return parse(read_bytes(path, "a program"), str(path), target)
 
 
-def parse(data: bytes, where: str = "program") -> Program:
-    """The Program that `data` spells. Unknown attributes and elements are ignored, as the runtimes do;
-    document order is execution order and must agree with the numbering."""
-    return _program(_tree(data, where), where)
+def parse(data: bytes, where: str = "program", target: str | None = None) -> Program:
+    """The Program that `data` spells, as `target` (by default the one whose spelling it has) takes it. Unknown
+    attributes and elements are ignored, as the runtimes do; document order is execution order and must agree with
+    the numbering."""
+    algo = _tree(data, where)
+    taker = target_named(target) if target else target_spelling(algo.get("coll", ""))
+    return _program(algo, where, taker)
 
 
 def write(program: Program, path: str | Path) -> None:
@@ -93,23 +96,25 @@ def _tree(data: bytes, where: str) -> etree._Element:
     return root
 
 
-def _program(algo: etree._Element, where: str) -> Program:
+def _program(algo: etree._Element, where: str, target: Target) -> Program:
     ngpus = _integer(algo, "ngpus", where)
     gpus = _numbered(algo.iterchildren("gpu"), "id", where)
     if len(gpus) != ngpus:
         raise InputError(f"{where}: ngpus is {ngpus} but there are {len(gpus)} gpu elements; make them agree")
     collective = _text(algo, "coll", where)
+    inplace = bool(_integer(algo, "inplace", where, 0))
     return Program(
         name=algo.get("name", Path(where).stem),
         collective=_COLLECTIVES.get(collective, collective),
         protocol=_text(algo, "proto", where),
         nchannels=_integer(algo, "nchannels", where),
         nchunks=_integer(algo, "nchunksperloop", where),
-        inplace=bool(_integer(algo, "inplace", where, 0)),
-        outofplace=bool(_integer(algo, "outofplace", where, 1)),
+        inplace=inplace,
+        outofplace=bool(_integer(algo, "outofplace", where, int(not inplace))),
         min_bytes=_integer(algo, "minBytes", where, 0),
-        max_bytes=_integer(algo, "maxBytes", where, 0),
+        max_bytes=_integer(algo, "maxBytes", where, target.default_max_bytes or 0),
         gpus=tuple(_gpu(element, where) for element in gpus),
+        target=target.name,
     )
 
 

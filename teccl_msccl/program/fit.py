@@ -1,0 +1,188 @@
+"""Fitting: as many channels and threadblocks as keep the schedule's pace, and as the target takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from ..errors import Refused
+from ..schedule.schedule import Schedule
+from .actions import Action, RankPlan
+from .channels import Connection, Transfer, assign_channels, halved, most_threadblocks, widths_for
+from .pacing import waits_for_links
+from .placement import Layout
+from .program import Gpu
+from .targets import FEWEST_SMS, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target
+from .threadblocks import Crew, build_rank
+
+#: Local copies that others wait for may take this share of the schedule's time.
+COPYING_SHARE = 0.2
+#: Threadblocks for local copies, or for local reductions; of the latter so many at least, that few wait in vain.
+MOST_LOCAL_THREADBLOCKS = 8
+FEWEST_REDUCERS = 4
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The GPUs of a program that the target takes, and the channels that it declares."""
+
+    gpus: tuple[Gpu, ...]
+    channels: int
+
+
+class Fitter:
+    """Builds the threadblocks of one schedule's plans, for one target."""
+
+    def __init__(self, schedule: Schedule, plans: Sequence[RankPlan], target: Target) -> None:
+        self.schedule, self.plans, self.target = schedule, plans, target
+        self.layout = Layout(schedule.demand)
+        self.transfers = [
+            Transfer(action.connection, action.nbytes, action.start_us, action.arrival_us)
+            for plan in plans
+            for action in plan.actions
+            if action.type == "s" and action.connection is not None
+        ]
+
+    def fit(self, credits: int, spread: int = 1, in_turn: bool = False) -> Fitted:
+        """As many channels as keep the schedule's pace, times `spread`; half of that, and so on, until a GPU can run
+        all threadblocks at once and the target takes them. Where one channel is too much, sends to a peer and
+        receives from it share a threadblock.
+
+        With `in_turn`, sends of a rank wait for their turn at every link. Raises `Refused` when nothing fits.
+        """
+        schedule = self.schedule
+        pace = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
+        widths = {connection: width * spread for connection, width in pace.items()}
+        refusal: Refused | None = None
+        for narrow, crew, most in self._attempts(widths):
+            try:
+                return self._build(narrow, crew, most, in_turn)
+            except Refused as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
+
+    def _attempts(self, widths: Mapping[Connection, int]) -> Iterator[tuple[Mapping[Connection, int], Crew, int]]:
+        """Widths, crews and the threadblocks that a GPU may have, best first. What could not fit is left out, unless
+        that is all: building it says why."""
+        tried = False
+        for most in sorted({min(FEWEST_SMS, self.target.max_threadblocks), self.target.max_threadblocks}):
+            for crew in (self.crew, Crew(self.crew.copiers, self.crew.reducers, paired=True)):
+                narrow = dict(widths)
+                while True:
+                    if most_threadblocks(narrow, crew.paired) + self.locals <= most:
+                        tried = True
+                        yield narrow, crew, most
+                    if max(narrow.values(), default=1) == 1:
+                        break
+                    narrow = halved(narrow)
+        if not tried:
+            yield dict.fromkeys(widths, 1), crew, self.target.max_threadblocks
+
+    def _build(self, wanted: Mapping[Connection, int], crew: Crew, most: int, in_turn: bool) -> Fitted:
+        """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
+        Raises `Refused` when the target does not take them."""
+        paced = self.turns if in_turn else [{} for _ in self.plans]
+        widths = dict(wanted)
+        while True:
+            channels = assign_channels(widths, self.target)
+            built = [
+                build_rank(plan.actions, channels, crew, self.target, waits)
+                for plan, waits in zip(self.plans, paced, strict=True)
+            ]
+            crowded = [rank.crowded for rank in built if rank.crowded]
+            if not crowded:
+                break
+            for connection, steps in (item for connections in crowded for item in connections.items()):
+                # Waits move with the steps, so how many channels suffice shows only when they are there.
+                fewest = ceil(len(channels.of[connection]) * steps / self.target.max_steps)
+                widths[connection] = max(widths[connection], fewest)
+        gpus = tuple(
+            Gpu(*self.layout.sizes(rank), plan.scratch_chunks, built[rank].threadblocks)
+            for rank, plan in enumerate(self.plans)
+        )
+        _check_size(gpus, self.target, most)
+        return Fitted(gpus, channels.count)
+
+    @cached_property
+    def turns(self) -> list[Mapping[Action, Sequence[Action]]]:
+        """For each rank the sends that its sends wait for at their links: a link has as many at once as fill it."""
+        topology = self.schedule.topology
+        limit = topology.threadblock_GBps
+        at_once = {link.id: ceil(link.bandwidth_GBps / limit) if limit else 1 for link in topology.links}
+        return [waits_for_links(plan.actions, at_once) for plan in self.plans]
+
+    @cached_property
+    def shares_links(self) -> bool:
+        """Whether sends of one rank to different peers cross the same link."""
+        ends: dict[int, tuple[int, int]] = {}
+        for plan in self.plans:
+            for action in plan.actions:
+                if action.type == "s" and action.connection is not None:
+                    for link in action.links:
+                        if ends.setdefault(link, action.connection[:2]) != action.connection[:2]:
+                            return True
+        return False
+
+    @cached_property
+    def crew(self) -> Crew:
+        """Threadblocks that share a rank's local work, so that what waits for them waits but briefly."""
+        reducing = any(action.lane is not None for plan in self.plans for action in plan.actions)
+        reducers = max(FEWEST_REDUCERS, self._sharing(lambda action: action.lane is not None)) if reducing else 0
+        return Crew(self._sharing(lambda action: action.is_copy), reducers)
+
+    @property
+    def locals(self) -> int:
+        """Threadblocks of the crew."""
+        return self.crew.copiers + self.crew.reducers
+
+    def _sharing(self, does: Callable[[Action], bool]) -> int:
+        threadblock_GBps, finish_us = self.schedule.topology.threadblock_GBps, self.schedule.finish_us
+        if not threadblock_GBps or finish_us <= 0:
+            return 1
+        nbytes = max(sum(action.nbytes for action in plan.actions if does(action)) for plan in self.plans)
+        alone_us = nbytes / (threadblock_GBps / 2 * 1e3)
+        return max(1, min(MOST_LOCAL_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us))))
+
+
+def check_transfers(plans: Sequence[RankPlan]) -> None:
+    """Refuse early what no channels and threadblocks can make fit."""
+    for rank, plan in enumerate(plans):
+        transfers = sum(action.connection is not None for action in plan.actions)
+        nodes = 1 + len(plans) + transfers
+        if nodes > MAX_NODES_PER_RANK:
+            raise Refused(
+                f"rank {rank} sends and receives {transfers} times, which with 1 algo and {len(plans)} gpu elements "
+                f"makes {nodes} nodes, and a file may hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
+            )
+
+
+def _check_size(gpus: Sequence[Gpu], target: Target, most: int) -> None:
+    """Refuse, with the arithmetic, what the target cannot hold, or more than `most` threadblocks."""
+    for rank, gpu in enumerate(gpus):
+        steps = sum(len(tb.steps) for tb in gpu.threadblocks)
+        nodes = 1 + len(gpus) + len(gpu.threadblocks) + steps
+        if nodes > MAX_NODES_PER_RANK:
+            raise Refused(
+                f"rank {rank} needs {nodes} nodes ({len(gpu.threadblocks)} threadblocks, {steps} steps) and a file may "
+                f"hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
+            )
+        if len(gpu.threadblocks) > most:
+            raise Refused(
+                f"rank {rank} needs {len(gpu.threadblocks)} threadblocks and target {target.name} takes "
+                f"{most}; synthesize with fewer --chunks"
+            )
+        longest = max((len(tb.steps) for tb in gpu.threadblocks), default=0)
+        if longest > target.max_steps:
+            raise Refused(
+                f"a threadblock of rank {rank} needs {longest} steps and target {target.name} takes "
+                f"{target.max_steps}; synthesize with fewer --chunks"
+            )
+        waited = {step.depid for tb in gpu.threadblocks for step in tb.steps if step.depid >= 0}
+        if max(waited, default=-1) > MAX_DEPENDENCY_TB:
+            raise Refused(
+                f"others wait for {len(waited)} of rank {rank}'s threadblocks and runtimes can name "
+                f"{MAX_DEPENDENCY_TB + 1}; synthesize with fewer --chunks, or for fewer GPUs"
+            )
