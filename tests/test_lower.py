@@ -43,10 +43,11 @@ def test_any_machine(collective: str, mode: str) -> None:
         seed=st.integers(0, 7),
         protocol=st.sampled_from([*PROTOCOLS, "auto"]),
         spread=st.sampled_from(SPREADS),
+        instances=st.sampled_from((1, 1, 2, 3)),
     )
-    def prove(problem: Problem, nchunks: int, seed: int, protocol: str, spread: int | None) -> None:
+    def prove(problem: Problem, nchunks: int, seed: int, protocol: str, spread: int | None, instances: int) -> None:
         schedule = greedy(problem, nchunks, seed)
-        program = lower(schedule, mode=mode, protocol=protocol, spread=spread)
+        program = lower(schedule, mode=mode, protocol=protocol, spread=spread, instances=instances)
         require_claims(program, mode)
         require_right(program, schedule)
 

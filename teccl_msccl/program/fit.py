@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
@@ -56,32 +56,37 @@ class Fitter:
         pace = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
         widths = {connection: width * spread for connection, width in pace.items()}
         refusal: Refused | None = None
-        for narrow, crew, most in self._attempts(widths):
+        crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
+        for narrow, crew in self._attempts(widths):
             try:
-                return self._build(narrow, crew, most, in_turn)
+                fitted = self._build(narrow, crew, in_turn)
             except Refused as error:
                 refusal = error
+                continue
+            if max(len(gpu.threadblocks) for gpu in fitted.gpus) <= FEWEST_SMS:
+                return fitted
+            crowded = crowded or fitted
+        if crowded is not None:
+            return crowded
         assert refusal is not None
         raise refusal
 
-    def _attempts(self, widths: Mapping[Connection, int]) -> Iterator[tuple[Mapping[Connection, int], Crew, int]]:
-        """Widths, crews and the threadblocks that a GPU may have, best first. What could not fit is left out, unless
-        that is all: building it says why."""
-        tried = False
-        for most in sorted({min(FEWEST_SMS, self.target.max_threadblocks), self.target.max_threadblocks}):
-            for crew in (self.crew, Crew(self.crew.copiers, self.crew.reducers, paired=True)):
-                narrow = dict(widths)
-                while True:
-                    if most_threadblocks(narrow, crew.paired) + self.locals <= most:
-                        tried = True
-                        yield narrow, crew, most
-                    if max(narrow.values(), default=1) == 1:
-                        break
-                    narrow = halved(narrow)
-        if not tried:
-            yield dict.fromkeys(widths, 1), crew, self.target.max_threadblocks
+    def _attempts(self, widths: Mapping[Connection, int]) -> Iterator[tuple[Mapping[Connection, int], Crew]]:
+        """Widths and crews: first those of whose threadblocks a GPU can run all at once, the best first; then those
+        that the target takes. What could not fit is left out, unless that is all: building it says why."""
+        narrowing = [widths]
+        while max(narrowing[-1].values(), default=1) > 1:
+            narrowing.append(halved(narrowing[-1]))
+        least = most_threadblocks(narrowing[-1], paired=False) + self.locals
+        most = min(FEWEST_SMS, self.target.max_threadblocks)
+        crews = [self.crew] if least <= most else [self.crew, replace(self.crew, paired=True)]
+        attempts = [(narrow, crew) for crew in crews for narrow in narrowing]
+        needs = [most_threadblocks(narrow, crew.paired) + self.locals for narrow, crew in attempts]
+        first = [attempt for attempt, need in zip(attempts, needs, strict=True) if need <= most]
+        then = [a for a, need in zip(attempts, needs, strict=True) if most < need <= self.target.max_threadblocks]
+        yield from [*first, *then] or attempts[-1:]
 
-    def _build(self, wanted: Mapping[Connection, int], crew: Crew, most: int, in_turn: bool) -> Fitted:
+    def _build(self, wanted: Mapping[Connection, int], crew: Crew, in_turn: bool) -> Fitted:
         """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
         Raises `Refused` when the target does not take them."""
         paced = self.turns if in_turn else [{} for _ in self.plans]
@@ -103,7 +108,7 @@ class Fitter:
             Gpu(*self.layout.sizes(rank), plan.scratch_chunks, built[rank].threadblocks)
             for rank, plan in enumerate(self.plans)
         )
-        _check_size(gpus, self.target, most)
+        _check_size(gpus, self.target)
         return Fitted(gpus, channels.count)
 
     @cached_property
@@ -159,8 +164,8 @@ def check_transfers(plans: Sequence[RankPlan]) -> None:
             )
 
 
-def _check_size(gpus: Sequence[Gpu], target: Target, most: int) -> None:
-    """Refuse, with the arithmetic, what the target cannot hold, or more than `most` threadblocks."""
+def _check_size(gpus: Sequence[Gpu], target: Target) -> None:
+    """Refuse, with the arithmetic, what the target cannot hold."""
     for rank, gpu in enumerate(gpus):
         steps = sum(len(tb.steps) for tb in gpu.threadblocks)
         nodes = 1 + len(gpus) + len(gpu.threadblocks) + steps
@@ -169,10 +174,10 @@ def _check_size(gpus: Sequence[Gpu], target: Target, most: int) -> None:
                 f"rank {rank} needs {nodes} nodes ({len(gpu.threadblocks)} threadblocks, {steps} steps) and a file may "
                 f"hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
             )
-        if len(gpu.threadblocks) > most:
+        if len(gpu.threadblocks) > target.max_threadblocks:
             raise Refused(
                 f"rank {rank} needs {len(gpu.threadblocks)} threadblocks and target {target.name} takes "
-                f"{most}; synthesize with fewer --chunks"
+                f"{target.max_threadblocks}; synthesize with fewer --chunks"
             )
         longest = max((len(tb.steps) for tb in gpu.threadblocks), default=0)
         if longest > target.max_steps:
