@@ -72,7 +72,7 @@ class Fitter:
         raise refusal
 
     def _attempts(self, widths: Mapping[Connection, int]) -> Iterator[tuple[Mapping[Connection, int], Crew]]:
-        """Widths and crews: first those of whose threadblocks a GPU can run all at once, the best first; then those
+        """Widths and crews: those of whose threadblocks a GPU can run all at once, the best first; or else those
         that the target takes. What could not fit is left out, unless that is all: building it says why."""
         narrowing = [widths]
         while max(narrowing[-1].values(), default=1) > 1:
@@ -84,7 +84,7 @@ class Fitter:
         needs = [most_threadblocks(narrow, crew.paired) + self.locals for narrow, crew in attempts]
         first = [attempt for attempt, need in zip(attempts, needs, strict=True) if need <= most]
         then = [a for a, need in zip(attempts, needs, strict=True) if most < need <= self.target.max_threadblocks]
-        yield from [*first, *then] or attempts[-1:]
+        yield from first or then or attempts[-1:]
 
     def _build(self, wanted: Mapping[Connection, int], crew: Crew, in_turn: bool) -> Fitted:
         """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
