@@ -40,14 +40,16 @@ JUST_BELOW = 1 - 1e-9
         ("star-8", "allgather", 1e6, 18.0),
         ("mesh-4x4", "allgather", 1e6, 9.875),
         ("teccl-dgx1", "allgather", 1e6, 6.0 + 8 / 15),
-        ("teccl-dgx1", "allgather", 1e3, 1.4),
+        ("teccl-dgx1", "allgather", 1e3, 1.4025),  # 3 GPUs are 1.4 µs away
         ("ring-8", "reduce_scatter", 1e6, 9.25),
         ("ring-8", "allgather", 0, 2.0),
         ("ring-8", "alltoall", 1e9, 20000.0),
         ("hypercube-8", "alltoall", 1e9, 10000.0),
-        ("ring-8", "allreduce", 1e9, 17500.0),
-        ("star-8", "allreduce", 1e9, 35000.0),
-        ("line-5", "broadcast", 1e6, 20.5),
+        ("ring-8", "allreduce", 1e9, 17500.5),
+        ("star-8", "allreduce", 1e9, 35000.5),
+        ("mesh-4x4", "allreduce", 1e9, 12500.5),  # 80 GB/s: better than reduce-scatter and allgather, by free roots
+        ("ring-8", "allreduce", 1, 4.0),  # there and back again
+        ("line-5", "broadcast", 1e6, 22.0),  # the last byte leaves after 20 µs and has four hops of 0.5 before it
         ("line-5", "broadcast", 1, 2.0),
         ("line-2", "reduce", 1e6, 20.5),
     ],
@@ -126,15 +128,15 @@ def test_no_reduction_beats_a_bound():
 
 def test_no_allreduce_beats_a_bound():
     decided = attained = 0
-    for seed, topology, demand in small_cases(("allreduce",), range(2000, 2170), most_gpus=3, most_paths=8):
+    for seed, topology, demand in small_cases(("allreduce",), range(2000, 2130), most_gpus=3, most_paths=8):
         bound = lower_bound_us(topology, demand)
         search = AllreduceSearch(topology, demand)
         beaten = search.beats(bound * JUST_BELOW, steps=1500)
         assert not beaten, f"seed {seed}: allreduce in less than {bound} µs"
         decided += beaten is not None
-        attained += search.beats(bound * 1.6, steps=1500) is True
-    assert decided > 90
-    assert attained > 20  # the bound counts α once, an allreduce pays it twice; but it is no idle bound
+        attained += search.beats(bound * 1.2, steps=1500) is True
+    assert decided > 70
+    assert attained > 25
 
 
 def test_the_exhaustive_search_finds_what_exists():
@@ -149,7 +151,7 @@ def test_the_exhaustive_search_finds_what_exists():
     assert found > 15
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(machines(), st.sampled_from(sorted(COLLECTIVES)), st.sampled_from([0, 1, 1e3, 1e6, 1e15]), st.integers(0, 5))
 def test_no_bound_is_above_a_schedule_found(topology, collective, size, root):
     """Many chunks come near what any splitting can do."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heapreplace
+from itertools import combinations
 from math import inf, lcm
 
 import networkx as nx
@@ -15,9 +16,14 @@ from ..collective.demand import Chunk, Demand
 from ..errors import InputError
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
-from .flow import flow_bound_us
+from .allreduce_bound import latency_bound_us, tree_bound
+from .crossing import Traffic, best_crossing
+from .flow import flow_bound
 
-_SOURCE = "source"
+_SOURCE, _SINK = "source", "sink"
+#: Hosts of which every set is tried as a cut, and links up to which the least cut around a set of hosts is computed.
+MOST_HOSTS = 5
+MOST_LINKS_CUT = 1000
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,12 @@ class Bound:
 def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     """Every bound that applies to `demand`, largest first; all hold for any splitting of the data.
 
-    alpha: the farthest origin of a wanted chunk, over least-latency paths. ingress, egress, cut: what a GPU, a host
-    or a bottleneck must take in or give out over its border, no link of which delivers before its least latency
-    (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes); for allgather and reduce_scatter the bottlenecks include the
-    exact bandwidth bound over all node sets. traffic: an allreduce's total bytes over the GPUs' total ingress. flow:
-    the maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices. Raises
-    `InputError` for a single GPU.
+    alpha: the farthest origin of a wanted chunk, over least-latency paths. ingress, egress, cut: what a GPU, a set of
+    hosts or a bottleneck must take in or give out over its border, no link of which delivers before its least latency
+    (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes), for the data of the farther GPUs alone, too (see `crossing`); for
+    allgather and reduce_scatter the bottlenecks include the exact bandwidth bound over all node sets. flow: the
+    maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices, α included.
+    root, trees, traffic: an allreduce's, see `allreduce_bound`. Raises `InputError` for a single GPU.
     """
     if topology.nranks < 2:
         raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
@@ -47,13 +53,22 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     elif demand.collective == "reduce_scatter":
         everything = frozenset(topology.node_by_id)
         cuts = [everything - nodes for nodes in allgather_cuts(topology.reversed())[1]]
-    bounds = [_alpha(topology, demand), *_crossings(topology, demand, cuts)]
+    latency = latencies(topology)
+    bounds = [_alpha(topology, demand, latency), *_crossings(topology, demand, cuts, latency)]
     if demand.collective == "allreduce":
-        bounds.append(_allreduce_traffic(topology, demand))
+        bounds += _allreduce(topology, demand, latency)
     if demand.collective in ("alltoall", "gather", "scatter"):
-        flow_us = flow_bound_us(topology, demand)
-        if flow_us is not None:
-            bounds.append(Bound("flow", flow_us, "link prices of the maximum concurrent flow"))
+        flow = flow_bound(topology, demand, latency)
+        if flow is not None:
+            priced = sum(price > 0 for price in flow.prices.values())
+            bounds.append(
+                Bound(
+                    "flow",
+                    flow.bound_us,
+                    f"prices of {priced} links in the maximum concurrent flow of the {flow.pairs} pairs of GPUs at "
+                    f"least {flow.least_us:g} µs apart",
+                )
+            )
     return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
 
 
@@ -65,7 +80,10 @@ def lower_bound_us(topology: Topology, demand: Demand) -> float:
 # -- latency -------------------------------------------------------------------------------------------------
 
 
-def latencies(topology: Topology) -> Mapping[int, Mapping[int, float]]:
+Latencies = Mapping[int, Mapping[int, float]]
+
+
+def latencies(topology: Topology) -> Latencies:
     """Least α sum in µs from every node to every node it reaches. O(V · E log V)."""
     graph = _simple_graph(topology)
     return {source: nx.single_source_dijkstra_path_length(graph, source, weight="alpha") for source in (*graph.nodes,)}
@@ -86,8 +104,7 @@ def _simple_graph(topology: Topology) -> nx.DiGraph:
     return graph
 
 
-def _alpha(topology: Topology, demand: Demand) -> Bound:
-    distance = latencies(topology)
+def _alpha(topology: Topology, demand: Demand, distance: Latencies) -> Bound:
     pairs = {(source, target) for chunk in demand.chunks for source in chunk.origin for target in chunk.want}
     far = max(pairs, key=lambda pair: (distance[topology.gpus[pair[0]]][topology.gpus[pair[1]]], pair), default=(0, 0))
     value = distance[topology.gpus[far[0]]][topology.gpus[far[1]]]
@@ -97,56 +114,56 @@ def _alpha(topology: Topology, demand: Demand) -> Bound:
 # -- what must cross a border --------------------------------------------------------------------------------
 
 
-def _crossings(topology: Topology, demand: Demand, extra: Iterable[frozenset[int]]) -> Iterable[Bound]:
-    """The best ingress, egress and cut bound over every GPU, every host and the node sets in `extra`."""
-    distance = latencies(topology)
+def _crossings(
+    topology: Topology, demand: Demand, extra: Collection[frozenset[int]], latency: Latencies
+) -> Iterator[Bound]:
+    """The best ingress, egress and cut bound over every GPU, sets of hosts and the node sets in `extra`."""
+    traffic = Traffic(demand)
     everything = frozenset(topology.node_by_id)
     gpus = [(f"GPU {rank}", frozenset({node})) for rank, node in enumerate(topology.gpus)]
-    hosts = [
-        (f"host {host}", frozenset(node.id for node in topology.nodes if node.host == host))
-        for host in (topology.hosts if len(topology.hosts) > 1 else ())
-    ]
     cuts = [(f"nodes {sorted(nodes)}", nodes) for nodes in extra]
-    bounds = [_crossing("ingress", name, nodes, topology, demand, distance) for name, nodes in gpus]
-    bounds += [_crossing("egress", name, everything - nodes, topology, demand, distance) for name, nodes in gpus]
-    bounds += [_crossing("cut", f"into {name}", nodes, topology, demand, distance) for name, nodes in hosts + cuts]
-    bounds += [
-        _crossing("cut", f"out of {name}", everything - nodes, topology, demand, distance)
-        for name, nodes in hosts + cuts
-    ]
-    best: dict[str, Bound] = {}
-    for bound in bounds:
-        if bound.term not in best or bound.bound_us > best[bound.term].bound_us:
-            best[bound.term] = bound
-    return best.values()
+    cuts += [(f"out of nodes {sorted(nodes)}", everything - nodes) for nodes in extra]
+    families = {
+        "ingress": [(f"into {name}", nodes) for name, nodes in gpus],
+        "egress": [(f"out of {name}", everything - nodes) for name, nodes in gpus],
+        "cut": [*_host_sets(topology), *cuts],
+    }
+    for term, family in families.items():
+        found = [(name, best_crossing(topology, traffic, nodes, latency)) for name, nodes in family]
+        proved = [(crossing.bound_us, name, crossing) for name, crossing in found if crossing is not None]
+        if proved:
+            bound_us, name, crossing = max(proved, key=lambda entry: entry[0])
+            yield Bound(term, bound_us, f"{name}: {crossing}")
 
 
-def _crossing(
-    term: str,
-    name: str,
-    nodes: frozenset[int],
-    topology: Topology,
-    demand: Demand,
-    distance: Mapping[int, Mapping[int, float]],
-) -> Bound:
-    """The time to bring into `nodes` what its GPUs need from outside: Σ_l b_l · max(0, T − a_l) ≥ bytes.
+def _host_sets(topology: Topology) -> Iterator[tuple[str, frozenset[int]]]:
+    """Sets of hosts with the other nodes that leave them the least bandwidth inwards: every set of up to
+    `MOST_HOSTS` hosts, of more every host and all but it."""
+    hosts = topology.hosts
+    if len(hosts) < 2:
+        return
+    sizes = range(1, len(hosts)) if len(hosts) <= MOST_HOSTS else (1, len(hosts) - 1)
+    for count in sizes:
+        for chosen in combinations(hosts, count):
+            inside = [gpu for gpu in topology.gpus if topology.node_by_id[gpu].host in chosen]
+            yield (
+                f"into host{'s' * (count > 1)} {', '.join(map(str, chosen))}",
+                _least_entered(topology, inside, chosen),
+            )
 
-    a_l is the least latency from a GPU outside, through l, to a GPU inside: for that long l serves nobody.
-    """
-    inside = [node for node in topology.gpus if node in nodes]
-    outside = [node for node in topology.gpus if node not in nodes]
-    ranks = frozenset(topology.rank_of[node] for node in inside)
-    nbytes = sum(chunk.bytes for chunk in demand.chunks if _must_enter(chunk, ranks))
-    border = [link for link in topology.links if link.dst in nodes and link.src not in nodes]
-    if nbytes <= 0 or not border:
-        return Bound(term, 0.0, f"{name}: nothing has to cross")
-    links = []
-    for link in border:
-        before = min((distance[node].get(link.src, inf) for node in outside), default=inf)
-        after = min((distance[link.dst].get(node, inf) for node in inside), default=inf)
-        links.append((link.bandwidth_GBps, before + link.alpha_us + after))
-    time = _filling_time(nbytes, [link for link in links if link[1] < inf])
-    return Bound(term, time, f"{name}: {nbytes:.6g} bytes over {len(links)} links of {sum(b for b, _ in links):g} GB/s")
+
+def _least_entered(topology: Topology, inside: Collection[int], hosts: Collection[int]) -> frozenset[int]:
+    """The GPUs `inside` and such other nodes that the least bandwidth leads in: a minimum cut. In large topologies the
+    nodes of these hosts."""
+    if len(topology.links) > MOST_LINKS_CUT:
+        return frozenset(node.id for node in topology.nodes if node.host in hosts)
+    graph = nx.DiGraph()
+    for u, v, arc in _simple_graph(topology).edges(data=True):
+        graph.add_edge(u, v, capacity=float(arc["bandwidth"]))
+    for gpu in topology.gpus:
+        graph.add_edge(*((gpu, _SINK) if gpu in inside else (_SOURCE, gpu)))
+    _, (_, entered) = nx.minimum_cut(graph, _SOURCE, _SINK, flow_func=preflow_push)
+    return frozenset(entered) - {_SINK}
 
 
 def _must_enter(chunk: Chunk, ranks: frozenset[int]) -> bool:
@@ -154,19 +171,6 @@ def _must_enter(chunk: Chunk, ranks: frozenset[int]) -> bool:
     if ranks.isdisjoint(chunk.want):
         return False
     return not ranks.issuperset(chunk.origin) if chunk.reduce else ranks.isdisjoint(chunk.origin)
-
-
-def _filling_time(nbytes: float, links: list[tuple[float, float]]) -> float:
-    """The least T with Σ_l b_l · max(0, T − a_l) ≥ nbytes, for (b GB/s, a µs) links. O(links log links)."""
-    ordered = sorted(links, key=lambda link: link[1])
-    bandwidth = started = 0.0
-    for i, (b, alpha) in enumerate(ordered):
-        bandwidth += b
-        started += b * alpha
-        time = (nbytes / 1e3 + started) / bandwidth
-        if i + 1 == len(ordered) or time <= ordered[i + 1][1]:
-            break
-    return time
 
 
 def whole_chunks_us(topology: Topology, demand: Demand) -> float:
@@ -268,11 +272,15 @@ def _tightest_cut(
     return frozenset(entered), crossing / senders if senders else rate
 
 
-def _allreduce_traffic(topology: Topology, demand: Demand) -> Bound:
-    """Reducing takes N−1 sends of every byte and spreading the result N−1 more, wherever they go."""
+def _allreduce(topology: Topology, demand: Demand, latency: Latencies) -> Iterator[Bound]:
+    alpha_us, root = latency_bound_us(topology, latency)
+    yield Bound("root", alpha_us, f"what is reduced at one GPU, at best {root}, has been gathered and must be spread")
+    tree = tree_bound(topology, demand.size_bytes, latency)
+    if tree is not None:
+        priced = sum(price > 0 for price in tree.prices.values())
+        yield Bound("trees", tree.bound_us, f"prices of {priced} links at which any two trees with one root cost more")
     gpus = set(topology.gpus)
     ingress = sum(link.bandwidth_GBps for link in topology.links if link.dst in gpus)
     nbytes = 2 * (topology.nranks - 1) * demand.size_bytes
-    return Bound(
-        "traffic", nbytes / (ingress * 1e3) if ingress else 0.0, f"{nbytes:.6g} bytes into GPUs at {ingress:g} GB/s"
-    )
+    if ingress and not any(node.multicast for node in topology.nodes):
+        yield Bound("traffic", nbytes / (ingress * 1e3), f"{nbytes:.6g} bytes into GPUs at {ingress:g} GB/s")

@@ -4,57 +4,142 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
+import numpy as np
 from mip import xsum
+from numpy.typing import NDArray
 
 from ..collective.demand import Demand
 from ..topology.model import Topology
-from .solver import link_prices, new_model
+from .crossing import MOST_LEVELS, filling_time, thinned
+from .solver import new_model, solve_linear
 
 #: Flow variables beyond which the linear program is not worth its time in a bound.
 MAX_COLUMNS = 30_000
+#: Flow variables up to which it is also solved for the farther pairs alone, whose data come later.
+MAX_COLUMNS_LEVELS = 8_000
+#: What a byte's crossing of a link costs against the time, so that no flow takes a longer way for nothing.
+_DETOUR = 1e-7
+
+Wanted = Mapping[tuple[int, int], float]
 
 
-def flow_bound_us(topology: Topology, demand: Demand) -> float | None:
-    """A lower bound in µs for a copy-free `demand` (alltoall, gather, scatter), exact in bandwidth; None if the
-    program would be too large.
-
-    The time-free linear program, flows aggregated by source (TE-CCL, arXiv 2305.13479, §4 without epochs):
+@dataclass(frozen=True)
+class ConcurrentFlow:
+    """An optimum of the time-free linear program for bytes wanted between ranks, flows aggregated by source (TE-CCL,
+    arXiv 2305.13479, §4 without epochs):
 
         min T   s.t.  Σ_in f[s,·] − Σ_out f[s,·] = bytes from s wanted there   at every node but s
                       Σ_s f[s,l] ≤ b_l · T                                     on every link l
 
-    The solver's dual prices w are then all that is believed of it: for any w ≥ 0, every byte from s to t costs at
-    least the w-distance of t from s, so T ≥ Σ bytes(s,t) · dist_w(s,t) / Σ_l w_l b_l.
+    `flow` holds the bytes of each (source rank, link id), `prices` the dual of every link's row.
     """
-    wanted = _bytes_between(demand)
-    sources = sorted({source for source, _ in wanted})
-    if not wanted or len(sources) * len(topology.links) > MAX_COLUMNS:
+
+    flow: Mapping[tuple[int, int], float]
+    prices: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class FlowBound:
+    """A lower bound and the (link id, price) pairs that prove it for the `pairs` of ranks at least `least_us` apart."""
+
+    bound_us: float
+    pairs: int
+    least_us: float
+    prices: Mapping[int, float]
+
+
+def flow_bound(
+    topology: Topology, demand: Demand, latency: Mapping[int, Mapping[int, float]] | None = None
+) -> FlowBound | None:
+    """A lower bound for a copy-free `demand` (alltoall, gather, scatter), exact in bandwidth; None if the program would
+    be too large or nothing has to move. `latency`: least α sums between nodes, with which it is a joint α–β bound.
+
+    Of the solver only prices are believed: see `price_bound_us`. With latencies it is solved for all pairs of ranks
+    and for those at least so far apart, for every distance: they have fewer bytes, but these come to every link later.
+    """
+    wanted = bytes_between(demand)
+    columns = len({source for source, _ in wanted}) * len(topology.links)
+    if not wanted or columns > MAX_COLUMNS:
         return None
-    return price_bound_us(topology, wanted, _dual_prices(topology, wanted, sources))
+    best: FlowBound | None = None
+    for least_us in _levels(topology, wanted, latency) if latency and columns <= MAX_COLUMNS_LEVELS else (0.0,):
+        far = {
+            pair: nbytes
+            for pair, nbytes in wanted.items()
+            if not latency or latency[topology.gpus[pair[0]]][topology.gpus[pair[1]]] >= least_us - 1e-9
+        }
+        solved = concurrent_flow(topology, far)
+        if solved is None:
+            continue
+        bound_us = price_bound_us(topology, far, solved.prices, latency)
+        if best is None or bound_us > best.bound_us:
+            best = FlowBound(bound_us, len(far), least_us, solved.prices)
+    return best
 
 
-def price_bound_us(topology: Topology, wanted: Mapping[tuple[int, int], float], prices: Mapping[int, float]) -> float:
-    """The bound that link prices (by link id) prove for bytes wanted between ranks."""
+def _levels(topology: Topology, wanted: Wanted, latency: Mapping[int, Mapping[int, float]]) -> list[float]:
+    """The distances between ranks that want something of each other, ascending."""
+    gpus = topology.gpus
+    distances = np.unique([round(latency[gpus[s]][gpus[t]], 9) for s, t in wanted])
+    return [float(distance) for distance in thinned(distances, MOST_LEVELS // 2)]
+
+
+def price_bound_us(
+    topology: Topology,
+    wanted: Wanted,
+    prices: Mapping[int, float],
+    latency: Mapping[int, Mapping[int, float]] | None = None,
+) -> float:
+    """The bound that link prices (by link id) prove for bytes wanted between ranks.
+
+    For any prices w ≥ 0 every byte from s to t costs at least the w-distance of t from s, and link l, idle for at
+    least a_l (the latency to it from the first source and from it to the first target), earns at most
+    w_l b_l · max(0, T − a_l):
+
+        Σ_l w_l b_l · max(0, T − a_l)  ≥  Σ bytes(s,t) · dist_w(s,t)
+
+    Without `latency` all a_l are 0.
+    """
     graph = nx.DiGraph()
     for link in topology.links:
         price = max(0.0, prices[link.id])
         known = graph.get_edge_data(link.src, link.dst, {"price": price})["price"]
         graph.add_edge(link.src, link.dst, price=min(price, known))
-    budget = sum(max(0.0, prices[link.id]) * link.bandwidth_GBps * 1e3 for link in topology.links)
-    if budget <= 0:
-        return 0.0
     distance = {
         source: nx.single_source_dijkstra_path_length(graph, topology.gpus[source], weight="price")
         for source in {source for source, _ in wanted}
     }
     cost = sum(nbytes * distance[source][topology.gpus[target]] for (source, target), nbytes in wanted.items())
-    return float(cost / budget)
+    soonest = _soonest(topology, wanted, latency) if latency else dict.fromkeys(prices, 0.0)
+    earning = [
+        (prices[link.id] * link.bandwidth_GBps, soonest[link.id])
+        for link in topology.links
+        if prices[link.id] > 0 and soonest[link.id] < np.inf
+    ]
+    return filling_time(cost, earning) if earning and cost > 0 else 0.0
 
 
-def _bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
+def _soonest(topology: Topology, wanted: Wanted, latency: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
+    """Per link the least latency from a source to it, α, and the least from it to a target: for so long it is idle at
+    the beginning and the end. (The two may belong to different pairs: a link may serve one early, another late.)"""
+    pairs = np.array(sorted(wanted))
+    gpus = topology.gpus
+    to: dict[int, NDArray[Any]] = {}
+    since: dict[int, NDArray[Any]] = {}
+    for node in topology.nodes:
+        to[node.id] = np.array([latency[gpu].get(node.id, np.inf) for gpu in gpus])
+        since[node.id] = np.array([latency[node.id].get(gpu, np.inf) for gpu in gpus])
+    return {
+        link.id: float(to[link.src][pairs[:, 0]].min() + link.alpha_us + since[link.dst][pairs[:, 1]].min())
+        for link in topology.links
+    }
+
+
+def bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
     """Bytes from rank to rank."""
     wanted: dict[tuple[int, int], float] = defaultdict(float)
     for chunk in demand.chunks:
@@ -64,15 +149,14 @@ def _bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
     return {pair: nbytes for pair, nbytes in wanted.items() if nbytes > 0}
 
 
-def _dual_prices(
-    topology: Topology, wanted: Mapping[tuple[int, int], float], sources: list[int]
-) -> Mapping[int, float]:
-    """The links' prices in an optimum of the linear program, sizes scaled to about 1."""
+def concurrent_flow(topology: Topology, wanted: Wanted) -> ConcurrentFlow | None:
+    """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver has none."""
     scale = max(wanted.values())
     unit = max(link.bandwidth_GBps for link in topology.links)
+    sources = sorted({source for source, _ in wanted})
     model: Any = new_model("cbc")
     time = model.add_var(obj=1.0)
-    flow = {(s, link.id): model.add_var() for s in sources for link in topology.links}
+    flow = {(s, link.id): model.add_var(obj=_DETOUR / len(sources)) for s in sources for link in topology.links}
     for s in sources:
         balance: dict[int, list[Any]] = defaultdict(list)
         for link in topology.links:
@@ -81,10 +165,15 @@ def _dual_prices(
         for node, terms in balance.items():
             if node != topology.gpus[s]:
                 rank = topology.rank_of.get(node)
-                need = wanted.get((s, rank), 0.0) / scale if rank is not None else 0.0
+                need = round(wanted.get((s, rank), 0.0) / scale, 12) if rank is not None else 0.0
                 model += xsum(terms) == need
     capacity = {}
     for link in topology.links:
         load = xsum(flow[s, link.id] for s in sources)
         capacity[link.id] = model.add_constr(load - link.bandwidth_GBps / unit * time <= 0)
-    return link_prices(model, capacity)
+    if not solve_linear(model):
+        return None
+    return ConcurrentFlow(
+        {key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9},
+        {link: abs(float(row.pi)) for link, row in capacity.items()},
+    )

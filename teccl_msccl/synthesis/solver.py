@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,14 +70,12 @@ def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 
     )
 
 
-def link_prices(model: Any, capacity: Mapping[int, Any]) -> dict[int, float]:
-    """Solve a linear program and read the (non-negative) prices of its capacity rows; all 0 if it has no optimum."""
+def solve_linear(model: Any) -> bool:
+    """Solve a linear program (dual simplex); whether it has an optimum, which is then readable in the model."""
     model.lp_method = mip.LP_Method.DUAL
     with _silence():
         status = model.optimize(relax=True)
-    if status != mip.OptimizationStatus.OPTIMAL:
-        return dict.fromkeys(capacity, 0.0)
-    return {link: abs(float(row.pi)) for link, row in capacity.items()}
+    return bool(status == mip.OptimizationStatus.OPTIMAL)
 
 
 @contextmanager
