@@ -10,13 +10,14 @@
 namespace teccl {
 
 // Single producer, single consumer, wait-free. A message stays in its slot until the consumer pops it, so the slots
-// are the connection's credits: a producer finds the ring full until the far end has consumed.
+// are the connection's credits: a producer finds the ring full until the far end has consumed. A message may also lie
+// elsewhere (`lend`), in memory that stays as it is until it is popped: the slot is taken, but no byte is copied.
 class Fifo {
  public:
   Fifo(std::size_t slots, std::size_t slot_bytes)
-      : slot_bytes_(slot_bytes), sizes_(slots), memory_(new std::byte[slots * slot_bytes]) {}
+      : slot_bytes_(slot_bytes), messages_(slots), memory_(new std::byte[slots * slot_bytes]) {}
 
-  std::size_t slots() const { return sizes_.size(); }
+  std::size_t slots() const { return messages_.size(); }
   std::size_t slot_bytes() const { return slot_bytes_; }
   std::byte* slot(std::size_t index) const { return memory_.get() + index * slot_bytes_; }
 
@@ -25,9 +26,10 @@ class Fifo {
     return pushed_.load(std::memory_order_relaxed) - popped_.load(std::memory_order_acquire) == slots();
   }
   std::byte* back() const { return slot(pushed_.load(std::memory_order_relaxed) % slots()); }
-  void push(std::size_t bytes) {
+  void push(std::size_t bytes) { lend(back(), bytes); }
+  void lend(std::byte* message, std::size_t bytes) {
     const auto pushed = pushed_.load(std::memory_order_relaxed);
-    sizes_[pushed % slots()] = bytes;
+    messages_[pushed % slots()] = {message, bytes};
     pushed_.store(pushed + 1, std::memory_order_release);
   }
 
@@ -35,17 +37,21 @@ class Fifo {
   bool empty() const {
     return pushed_.load(std::memory_order_acquire) == popped_.load(std::memory_order_relaxed);
   }
-  const std::byte* front() const { return slot(popped_.load(std::memory_order_relaxed) % slots()); }
+  const std::byte* front() const { return at(popped_.load(std::memory_order_relaxed)).begin; }
   void pop() { popped_.store(popped_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
 
-  // Messages since the beginning; message k lies in slot k mod slots().
+  // Messages since the beginning; message k takes slot k mod slots().
   std::uint64_t pushed() const { return pushed_.load(std::memory_order_acquire); }
   std::uint64_t popped() const { return popped_.load(std::memory_order_acquire); }
-  std::size_t size_of(std::uint64_t message) const { return sizes_[message % slots()]; }
+  struct Message {
+    std::byte* begin;
+    std::size_t bytes;
+  };
+  const Message& at(std::uint64_t message) const { return messages_[message % slots()]; }
 
  private:
   std::size_t slot_bytes_;
-  std::vector<std::size_t> sizes_;
+  std::vector<Message> messages_;
   std::unique_ptr<std::byte[]> memory_;  // pages are touched only as far as messages reach
   alignas(64) std::atomic<std::uint64_t> pushed_{0};
   alignas(64) std::atomic<std::uint64_t> popped_{0};

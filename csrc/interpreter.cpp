@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace teccl {
 
@@ -23,10 +24,11 @@ std::int64_t Cut::transfers_of(const Step& step) const {
 
 // -- one rank -----------------------------------------------------------------------------------------------------
 
-Rank::Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo)
+Rank::Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo, StepFlags lends)
     : setting_(setting),
       rank_(rank),
       memory_(memory),
+      lends_(std::move(lends)),
       lanes_(setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks.size()) {
   if (setting.injection.any()) mischief_.emplace(setting.injection, rank, lanes_.size());
   const auto& threadblocks = setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks;
@@ -81,15 +83,17 @@ std::int64_t Rank::run_with(Mischief& mischief) {
   return done;
 }
 
-Rank::Wait Rank::waits_for(const Lane& lane) const {
+bool Rank::dependency_met(const Lane& lane) const {
   const Step& step = lane.now();
-  if (step.dep_tb >= 0 && lane.transfer == 0) {
-    const Lane& other = lanes_[static_cast<std::size_t>(step.dep_tb)];
-    const auto steps = static_cast<std::int64_t>(other.plan->steps.size());
-    if (other.signalled.load(std::memory_order_acquire) < lane.iteration * steps + step.dep_step + 1)
-      return Wait::dependency;
-  }
-  const OpTraits traits = op_traits(step.op);
+  if (step.dep_tb < 0 || lane.transfer > 0) return true;
+  const Lane& other = lanes_[static_cast<std::size_t>(step.dep_tb)];
+  const auto steps = static_cast<std::int64_t>(other.plan->steps.size());
+  return other.signalled.load(std::memory_order_acquire) >= lane.iteration * steps + step.dep_step + 1;
+}
+
+Rank::Wait Rank::waits_for(const Lane& lane) const {
+  if (!dependency_met(lane)) return Wait::dependency;
+  const OpTraits traits = op_traits(lane.now().op);
   if (traits.receives && lane.in->empty()) return Wait::message;
   if (traits.sends && lane.out->full()) return Wait::slot;
   return Wait::nothing;
@@ -101,45 +105,58 @@ std::byte* Rank::at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) c
   return memory_.begin[static_cast<std::size_t>(buffer)] + static_cast<std::size_t>(element) * cut.element_bytes;
 }
 
+std::byte* Rank::destination(const Step& step, std::int64_t iteration, std::int64_t transfer) const {
+  return at(step.dst_buffer, step.dst_offset + transfer * setting_.cut.chunks_per_transfer, iteration);
+}
+
+std::size_t Rank::message_bytes(const Step& step, std::int64_t iteration, std::int64_t transfer) const {
+  const Cut& cut = setting_.cut;
+  const std::int64_t chunks = std::min(cut.chunks_per_transfer, step.count - transfer * cut.chunks_per_transfer);
+  return static_cast<std::size_t>(chunks * cut.elements_in(iteration)) * cut.element_bytes;
+}
+
+bool Rank::lends(const Lane& lane) const {
+  return !lends_.empty() &&
+         lends_[static_cast<std::size_t>(lane.plan - lanes_.front().plan)][static_cast<std::size_t>(lane.step)];
+}
+
+bool Rank::may_write(std::size_t tb, std::int64_t iteration, std::int64_t step) const {
+  const Lane& lane = lanes_[tb];
+  return !lane.finished && lane.iteration == iteration && lane.step == step && dependency_met(lane);
+}
+
 void Rank::transfer(Lane& lane) {
   const Step& step = lane.now();
   if (step.op == Op::nop) return go_on(lane);
 
-  const Cut& cut = setting_.cut;
+  // One piece of memory: either the chunks are whole and lie one after another, or a transfer has one of them (Cut).
   const OpTraits traits = op_traits(step.op);
-  const std::int64_t first = lane.transfer * cut.chunks_per_transfer;
-  std::int64_t chunks = std::min(cut.chunks_per_transfer, step.count - first);
-  auto elements = static_cast<std::size_t>(cut.elements_in(lane.iteration));
-  const std::size_t message_bytes = static_cast<std::size_t>(chunks) * elements * cut.element_bytes;
-  if (cut.iterations == 1) {  // whole chunks lie one after another: one piece
-    elements *= static_cast<std::size_t>(chunks);
-    chunks = 1;
-  }
-  const std::size_t bytes = elements * cut.element_bytes;
+  const std::int64_t first = lane.transfer * setting_.cut.chunks_per_transfer;
+  const std::size_t bytes = message_bytes(step, lane.iteration, lane.transfer);
+  const std::size_t elements = bytes / setting_.cut.element_bytes;
 
+  // Offsets a step does not use may be anything: never make a pointer from them.
+  std::byte* src = traits.reads_src ? at(step.src_buffer, step.src_offset + first, lane.iteration) : nullptr;
+  std::byte* dst = traits.writes_dst ? destination(step, lane.iteration, lane.transfer) : nullptr;
   const std::byte* in = traits.receives ? lane.in->front() : nullptr;
-  std::byte* out = traits.sends ? lane.out->back() : nullptr;
-  for (std::int64_t piece = 0; piece < chunks; ++piece) {
-    // Offsets a step does not use may be anything: never make a pointer from them.
-    const bool uses_src = traits.reads_src;
-    std::byte* src = uses_src ? at(step.src_buffer, step.src_offset + first + piece, lane.iteration) : nullptr;
-    std::byte* dst = traits.writes_dst ? at(step.dst_buffer, step.dst_offset + first + piece, lane.iteration) : nullptr;
-    switch (step.op) {
-      case Op::send: std::memcpy(out, src, bytes); break;
-      case Op::recv: std::memcpy(dst, in, bytes); break;
-      case Op::copy: if (dst != src) std::memmove(dst, src, bytes); break;  // in place they may be the same
-      case Op::reduce: setting_.combine(dst, dst, src, elements); break;
-      case Op::recv_copy_send: std::memcpy(out, in, bytes); std::memcpy(dst, in, bytes); break;
-      case Op::recv_reduce_copy: setting_.combine(dst, in, src, elements); break;
-      case Op::recv_reduce_send: setting_.combine(out, in, src, elements); break;
-      case Op::recv_reduce_copy_send: setting_.combine(out, in, src, elements); std::memcpy(dst, out, bytes); break;
-      case Op::nop: break;
-    }
-    if (in) in += bytes;
-    if (out) out += bytes;
+  std::byte* lent = !traits.sends || !lends(lane) ? nullptr : step.op == Op::send ? src : dst;
+  std::byte* out = !traits.sends ? nullptr : lent ? lent : lane.out->back();
+  const auto copy = [bytes](std::byte* to, const std::byte* from) {
+    if (to != from) std::memmove(to, from, bytes);  // in place, landed where it belongs or lent, they are the same
+  };
+  switch (step.op) {
+    case Op::send: copy(out, src); break;
+    case Op::recv: copy(dst, in); break;
+    case Op::copy: copy(dst, src); break;
+    case Op::reduce: setting_.combine(dst, dst, src, elements); break;
+    case Op::recv_copy_send: copy(dst, in); copy(out, dst); break;
+    case Op::recv_reduce_copy: setting_.combine(dst, in, src, elements); break;
+    case Op::recv_reduce_send: setting_.combine(out, in, src, elements); break;
+    case Op::recv_reduce_copy_send: setting_.combine(out, in, src, elements); copy(dst, out); break;
+    case Op::nop: break;
   }
   if (traits.receives) lane.in->pop();
-  if (traits.sends) lane.out->push(message_bytes);
+  if (traits.sends) lane.out->lend(out, bytes);
   go_on(lane);
 }
 

@@ -73,17 +73,23 @@ struct Traffic {
 std::map<Connection, Traffic> traffic_of(const Setting& setting);
 
 using FifoOf = std::function<Fifo*(const Connection&)>;
+using StepFlags = std::vector<std::vector<bool>>;  // by threadblock and step
 
 // One rank's threadblocks, each a cursor (iteration, step, transfer).
 class Rank {
  public:
-  Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo);
+  // `lends`: the steps whose message may be sent from where it lies, as nothing writes there later (lending.hpp).
+  Rank(const Setting& setting, int rank, const Memory& memory, const FifoOf& fifo, StepFlags lends = {});
 
   void restart();           // back to the first step of every threadblock
   std::int64_t advance();   // run every threadblock until it blocks (injection: less); the number of transfers done
   bool finished() const { return unfinished_ == 0; }
   std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // any thread may ask
   std::vector<std::string> blocked() const;  // a line for each unfinished threadblock: where, and what it waits for
+  // Whether `tb` is at that step and its dependency lets it write.
+  bool may_write(std::size_t tb, std::int64_t iteration, std::int64_t step) const;
+  std::byte* destination(const Step& step, std::int64_t iteration, std::int64_t transfer) const;
+  std::size_t message_bytes(const Step& step, std::int64_t iteration, std::int64_t transfer) const;
 
  private:
   enum class Wait { nothing, dependency, message, slot };
@@ -105,12 +111,15 @@ class Rank {
   void transfer(Lane& lane);
   void go_on(Lane& lane);
   void average();
+  bool lends(const Lane& lane) const;
+  bool dependency_met(const Lane& lane) const;
   std::byte* at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) const;
   std::string describe(std::size_t tb) const;
 
   const Setting& setting_;
   int rank_;
   Memory memory_;
+  StepFlags lends_;
   std::vector<Lane> lanes_;
   std::optional<Mischief> mischief_;
   std::size_t unfinished_ = 0;

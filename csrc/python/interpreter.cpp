@@ -91,9 +91,12 @@ struct PyEndpoint {
       : buffers(std::move(mine)), endpoint(setting, rank, memory(buffers, rank, chunks, setting)) {}
 };
 
-py::memoryview slot_view(const Endpoint::Line& line, std::size_t slot) {
-  if (slot >= line.fifo.slots()) throw py::index_error("no such slot");
-  return py::memoryview::from_memory(line.fifo.slot(slot), static_cast<py::ssize_t>(line.fifo.slot_bytes()));
+using Views = std::vector<std::pair<std::size_t, py::memoryview>>;
+Views views_of(const std::vector<Endpoint::Parcel>& parcels) {
+  Views views;
+  for (const auto& [line, message] : parcels)
+    views.emplace_back(line, py::memoryview::from_memory(message.begin, static_cast<py::ssize_t>(message.bytes)));
+  return views;
 }
 
 bool signal_pending() {
@@ -159,43 +162,20 @@ void bind_interpreter(py::module_& module) {
                              })
       .def_property_readonly("incoming",
                              [](const PyEndpoint& self) {
-                               std::vector<std::tuple<int, int, std::int64_t>> lines;
+                               std::vector<std::pair<int, int>> lines;
                                for (const auto& line : self.endpoint.incoming())
-                                 lines.emplace_back(line->connection.src, line->connection.channel,
-                                                    line->traffic.taken);
+                                 lines.emplace_back(line->connection.src, line->connection.channel);
                                return lines;
                              })
-      .def(
-          "outgoing_slot",
-          [](const PyEndpoint& self, std::size_t line, std::size_t slot) {
-            return slot_view(*self.endpoint.outgoing().at(line), slot);
-          },
-          py::keep_alive<0, 1>())
-      .def(
-          "incoming_slot",
-          [](const PyEndpoint& self, std::size_t line, std::size_t slot) {
-            return slot_view(*self.endpoint.incoming().at(line), slot);
-          },
-          py::keep_alive<0, 1>())
-      .def("departures",
-           [](PyEndpoint& self) {
-             std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> parcels;
-             for (const auto& parcel : self.endpoint.departures())
-               parcels.emplace_back(parcel.line, parcel.slot, parcel.bytes);
-             return parcels;
-           })
-      .def("credits",
-           [](PyEndpoint& self) {
-             std::vector<std::pair<std::size_t, std::size_t>> credits;
-             for (const auto& credit : self.endpoint.credits()) credits.emplace_back(credit.line, credit.slot);
-             return credits;
-           })
-      .def("landed", [](PyEndpoint& self, std::size_t line, std::size_t bytes) { self.endpoint.landed(line, bytes); })
+      .def("departures", [](PyEndpoint& self) { return views_of(self.endpoint.departures()); })
+      .def("landings", [](PyEndpoint& self) { return views_of(self.endpoint.landings()); })
+      .def("credits", [](PyEndpoint& self) { return self.endpoint.credits(); })
+      .def("landed", [](PyEndpoint& self, std::size_t line) { self.endpoint.landed(line); })
       .def("credited", [](PyEndpoint& self, std::size_t line) { self.endpoint.credited(line); })
       .def_property_readonly("fifo_bytes", [](const PyEndpoint& self) {
         std::size_t bytes = 0;
-        for (const auto* lines : {&self.endpoint.outgoing(), &self.endpoint.incoming()})
-          for (const auto& line : *lines) bytes += line->fifo.slots() * line->fifo.slot_bytes();
+        for (const auto& line : self.endpoint.outgoing()) bytes += line->fifo.slots() * line->fifo.slot_bytes();
+        for (const auto& line : self.endpoint.incoming()) bytes += line->fifo.slots() * line->fifo.slot_bytes();
         return bytes;
       });
 }

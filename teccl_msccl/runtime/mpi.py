@@ -13,6 +13,7 @@ import atexit
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -31,11 +32,11 @@ _TEXT_BYTES = 1024
 
 
 class Patience:
-    """Waiting that is quick to notice a message: `eager` looks, the first few without letting anyone else run, and then
-    the core is left to other ranks."""
+    """Waiting that is quick to notice a message: it looks `eager` times, letting others run in between if `polite`, and
+    then leaves the core to other ranks. (A core that is given away comes back a whole time slice later.)"""
 
-    def __init__(self, eager: int = 10) -> None:
-        self._eager = eager
+    def __init__(self, eager: int = 10, polite: bool = True) -> None:
+        self._eager, self._polite = eager, polite
         self._idle = 0
 
     def reset(self) -> None:
@@ -43,12 +44,10 @@ class Patience:
 
     def wait(self) -> None:
         self._idle += 1
-        if self._idle < self._eager // 50:
-            return
-        if self._idle < self._eager:
-            os.sched_yield()
-        else:
+        if self._idle > self._eager:
             time.sleep(min(1e-3, 1e-5 * (self._idle - self._eager)))
+        elif self._polite:
+            os.sched_yield()
 
 
 class MpiWorld:
@@ -70,9 +69,7 @@ class MpiWorld:
         self._agreed: BaseException | None = None
         host = self.gather(MPI.Get_processor_name().encode())
         self.processes_here = host.count(host[self.rank])
-        # A wake-up costs as much as a message takes, so with a core for every rank look for some milliseconds first.
-        crowded = self.processes_here > len(os.sched_getaffinity(0))
-        self.eager_looks = 10 if crowded else 1000
+        self._crowded = self.processes_here > len(os.sched_getaffinity(0))
 
     def __enter__(self) -> MpiWorld:
         return self
@@ -85,6 +82,11 @@ class MpiWorld:
         line = " ".join(str(error).split()) or type(error).__name__
         print(f"error: rank {self.rank}: {line}", file=sys.stderr, flush=True)
         self.comm.Abort(2 if isinstance(error, InputError) else 1)
+
+    def patience(self) -> Patience:
+        """How to wait for messages. A wake-up costs as much as a message takes, so with a core for every rank look for
+        some milliseconds first."""
+        return Patience() if self._crowded else Patience(eager=1000, polite=False)
 
     # -- agreement --------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class MpiWorld:
             )
         except ValueError as error:
             raise InputError(f"{case.where}: {error}") from None
-        return MpiExecution(self, endpoint, settings.slots_of(case.program), settings.timeout)
+        return MpiExecution(self, endpoint, settings.timeout)
 
     def stalled(self, timeout: float, blocked: Sequence[str]) -> Exception:
         """The `Stall` of every rank (to be raised in each). Its messages can never be completed, so the job ends in
@@ -152,31 +154,18 @@ class MpiWorld:
 class MpiExecution:
     """A case whose rank in this process exchanges messages with the others'."""
 
-    def __init__(self, world: MpiWorld, endpoint: _core.Endpoint, slots: int, timeout: float) -> None:
+    def __init__(self, world: MpiWorld, endpoint: _core.Endpoint, timeout: float) -> None:
         self._world, self._endpoint, self._timeout = world, endpoint, timeout
         comm, byte, nothing = world.comm, world.MPI.BYTE, bytearray(0)
-        self._departures = [
-            _Departures(
-                [endpoint.outgoing_slot(line, slot) for slot in range(slots)],
-                [None] * slots,
-                comm.Recv_init([nothing, byte], peer, 2 * channel + 1),
-                peer,
-                2 * channel,
-            )
-            for line, (peer, channel) in enumerate(endpoint.outgoing)
+        self._outgoing, self._incoming = endpoint.outgoing, endpoint.incoming
+        self._sends: list[deque[Any]] = [deque() for _ in self._outgoing]
+        self._receives: list[deque[Any]] = [deque() for _ in self._incoming]
+        self._credits = [comm.Send_init([nothing, byte], peer, 2 * channel + 1) for peer, channel in self._incoming]
+        # What to look for: the next credit of every outgoing line, then the next message of every incoming one.
+        self._awaited: list[Any] = [
+            *(comm.Recv_init([nothing, byte], peer, 2 * channel + 1) for peer, channel in self._outgoing),
+            *(world.MPI.REQUEST_NULL for _ in self._incoming),
         ]
-        self._arrivals = [
-            _Arrivals(
-                [
-                    comm.Recv_init([endpoint.incoming_slot(line, slot), byte], peer, 2 * channel)
-                    for slot in range(slots)
-                ],
-                [comm.Send_init([nothing, byte], peer, 2 * channel + 1) for _ in range(slots)],
-                taken,
-            )
-            for line, (peer, channel, taken) in enumerate(endpoint.incoming)
-        ]
-        self._statuses = [world.MPI.Status() for _ in range(len(self._departures) + len(self._arrivals))]
 
     @property
     def fifo_bytes(self) -> int:
@@ -185,18 +174,18 @@ class MpiExecution:
     def execute(self) -> float:
         world, endpoint = self._world, self._endpoint
         endpoint.restart()
-        for line in self._arrivals:
-            line.expect()
+        self._receive()
         world.wait(world.comm.Ibarrier())
         pulse = _Pulse(world, self._timeout)
-        patience = Patience(world.eager_looks)
+        patience = world.patience()
         start = time.perf_counter()
         seconds: float | None = None
         while not pulse.everyone_finished:
             moved = endpoint.advance()
             if moved:
-                self._carry()
-            moved += self._exchange()
+                self._send()
+            self._receive()
+            moved += self._look()
             if seconds is None and endpoint.finished:
                 seconds = time.perf_counter() - start
             pulse.beat(endpoint.progress, seconds is not None)
@@ -205,99 +194,52 @@ class MpiExecution:
             patience.reset() if moved else patience.wait()
         return seconds or 0.0
 
-    def _carry(self) -> None:
+    def _send(self) -> None:
         """Start sending what the rank has pushed, and give back credits for what it has consumed."""
-        for line, slot, nbytes in self._endpoint.departures():
-            self._departures[line].send(self._world, slot, nbytes)
-        for line, slot in self._endpoint.credits():
-            self._arrivals[line].give_credit(slot)
+        comm, byte = self._world.comm, self._world.MPI.BYTE
+        for line, message in self._endpoint.departures():
+            peer, channel = self._outgoing[line]
+            self._sends[line].append(comm.Isend([message, byte], peer, 2 * channel))
+            if len(self._sends[line]) == 1:
+                self._awaited[line].Start()
+        for line in self._endpoint.credits():
+            self._credits[line].Wait()
+            self._credits[line].Start()
 
-    def _exchange(self) -> int:
+    def _receive(self) -> None:
+        """Start receiving wherever the rank can take a message in."""
+        comm, byte, first = self._world.comm, self._world.MPI.BYTE, len(self._outgoing)
+        for line, place in self._endpoint.landings():
+            peer, channel = self._incoming[line]
+            request = comm.Irecv([place, byte], peer, 2 * channel)
+            if not self._receives[line]:
+                self._awaited[first + line] = request
+            self._receives[line].append(request)
+
+    def _look(self) -> int:
         """Take in the messages and credits that have come; how many."""
-        requests = [line.credit for line in self._departures] + [line.head for line in self._arrivals]
-        done = self._world.MPI.Request.Testsome(requests, self._statuses) or ()
-        outgoing = len(self._departures)
-        for position, index in enumerate(done):
+        done = self._world.MPI.Request.Testsome(self._awaited) or ()
+        outgoing = len(self._outgoing)
+        for index in done:
             if index < outgoing:
                 self._endpoint.credited(index)
-                self._departures[index].credited()
+                self._sends[index].popleft().Wait()  # it has arrived
+                if self._sends[index]:
+                    self._awaited[index].Start()
             else:
-                self._endpoint.landed(index - outgoing, self._statuses[position].Get_count(self._world.MPI.BYTE))
-                self._arrivals[index - outgoing].landed()
+                self._endpoint.landed(index - outgoing)
+                waiting = self._receives[index - outgoing]
+                waiting.popleft()
+                if waiting:
+                    self._awaited[index] = waiting[0]
         return len(done)
-
-    def close(self) -> None:
-        for departures in self._departures:
-            departures.close()
-        for arrivals in self._arrivals:
-            arrivals.close()
-
-
-class _Departures:
-    """An outgoing connection: its slots, their sends under way, and the wait for the next credit."""
-
-    def __init__(self, slots: list[memoryview], sends: list[Any], credit: Any, peer: int, tag: int) -> None:
-        self._slots, self._sends, self.credit, self._peer, self._tag = slots, sends, credit, peer, tag
-        self._outstanding = 0
-
-    def send(self, world: MpiWorld, slot: int, nbytes: int) -> None:
-        if self._sends[slot] is not None:
-            self._sends[slot].Wait()  # its credit is back, so it has arrived
-        message = [self._slots[slot][:nbytes], world.MPI.BYTE]
-        self._sends[slot] = world.comm.Isend(message, self._peer, self._tag)
-        self._outstanding += 1
-        if self._outstanding == 1:
-            self.credit.Start()
-
-    def credited(self) -> None:
-        self._outstanding -= 1
-        if self._outstanding:
-            self.credit.Start()
-
-    def close(self) -> None:
-        for send in self._sends:
-            if send is not None:
-                send.Wait()
-        self.credit.Free()
-
-
-class _Arrivals:
-    """An incoming connection: a receive posted into every free slot, as long as messages are due."""
-
-    def __init__(self, receives: list[Any], credits: list[Any], taken: int) -> None:
-        self._receives, self._credits, self._taken = receives, credits, taken
-        self._due = self._posted = self._landed = 0
-
-    @property
-    def head(self) -> Any:
-        """The receive of the next message in order."""
-        return self._receives[self._landed % len(self._receives)]
-
-    def expect(self) -> None:
-        """A run begins: its messages are due."""
-        self._due += self._taken
-        for _ in range(min(len(self._receives), self._taken)):
-            self._post()
-
-    def _post(self) -> None:
-        self._receives[self._posted % len(self._receives)].Start()
-        self._posted += 1
-
-    def landed(self) -> None:
-        self._landed += 1
-
-    def give_credit(self, slot: int) -> None:
-        self._credits[slot].Wait()
-        self._credits[slot].Start()
-        if self._posted < self._due:
-            self._post()
 
     def close(self) -> None:
         for credit in self._credits:
             credit.Wait()
             credit.Free()
-        for receive in self._receives:
-            receive.Free()
+        for request in self._awaited[: len(self._outgoing)]:
+            request.Free()
 
 
 class _Pulse:

@@ -3,7 +3,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <limits>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -176,8 +179,8 @@ void stall(const Program& program) {
 }
 
 // Every rank an endpoint, the messages carried between them by hand.
-void carry(const Program& program) {
-  const Setting setting = setting_of(program, 2, Reduction::sum, {false, false, true, false, 7});
+void carry(const Program& program, bool faults) {
+  const Setting setting = setting_of(program, 2, Reduction::sum, {false, false, faults, false, 7});
   std::vector<Buffers> buffers = fresh(program);
   const std::vector<Memory> memory = memory_of(buffers);
   std::vector<std::unique_ptr<Endpoint>> ends;
@@ -187,6 +190,8 @@ void carry(const Program& program) {
     while (wanted < lines[line]->connection || lines[line]->connection < wanted) ++line;
     return line;
   };
+  for (auto& end : ends) end->restart();
+  std::map<Endpoint*, std::map<std::size_t, std::deque<Fifo::Message>>> waiting, asked;  // by rank and line
   for (bool finished = false; !finished;) {
     finished = true;
     for (auto& end : ends) {
@@ -195,13 +200,18 @@ void carry(const Program& program) {
         const auto& sent = *end->outgoing()[parcel.line];
         Endpoint& far = *ends[static_cast<std::size_t>(sent.connection.dst)];
         const std::size_t line = line_of(far.incoming(), sent.connection);
-        Fifo& fifo = far.incoming()[line]->fifo;
-        const std::byte* data = sent.fifo.slot(parcel.slot);
-        std::copy(data, data + parcel.bytes, fifo.slot(fifo.pushed() % fifo.slots()));
-        far.landed(line, parcel.bytes);
+        waiting[&far][line].push_back(parcel.message);
       }
-      for (const auto& credit : end->credits()) {
-        const Connection& connection = end->incoming()[credit.line]->connection;
+      for (const auto& landing : end->landings()) asked[end.get()][landing.line].push_back(landing.message);
+      for (auto& [line, messages] : asked[end.get()])
+        for (auto& come = waiting[end.get()][line]; !messages.empty() && !come.empty(); end->landed(line)) {
+          require(messages.front().bytes == come.front().bytes, "a message is as long as its receiver expects");
+          std::copy(come.front().begin, come.front().begin + come.front().bytes, messages.front().begin);
+          messages.pop_front();
+          come.pop_front();
+        }
+      for (std::size_t credit : end->credits()) {
+        const Connection& connection = end->incoming()[credit]->connection;
         Endpoint& far = *ends[static_cast<std::size_t>(connection.src)];
         far.credited(line_of(far.outgoing(), connection));
       }
@@ -270,8 +280,10 @@ int main() {
   interpret(ring, "fused ring", 2);
   interpret(stages, "staged allreduce", 1);
   stall(ring);
-  carry(ring);
-  carry(stages);
+  for (bool faults : {false, true}) {
+    carry(ring, faults);
+    carry(stages, faults);
+  }
   prove(ring, 2);
   prove(stages, 1);
   simulate(ring);
