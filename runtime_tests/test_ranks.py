@@ -65,6 +65,12 @@ def test_thirty_two_ranks(open_mpi, tmp_path) -> None:
     run_all(open_mpi, tmp_path, 32, {"ring": hand_made.ring("allgather", 32)}, ["--size", "1000"])
 
 
+def test_a_quarter_of_a_gigabyte(open_mpi, tmp_path) -> None:
+    run_all(
+        open_mpi, tmp_path, 2, {"ring": hand_made.ring("allreduce", 2, k=3)}, ["--size", "256MB", "--dtype", "int8"]
+    )
+
+
 def test_a_table_from_rank_0(open_mpi, tmp_path) -> None:
     xml.write(hand_made.ring("allreduce", 2), tmp_path / "ring.xml")
     told = open_mpi.start((2, ["-c", COMMAND, "run", tmp_path / "ring.xml", "--size", "64KB", *ONCE]))
