@@ -60,6 +60,9 @@ struct Rates {
 // load their host links only. O((F + L) log L).
 Rates rates(const Traffic& traffic, const Routes& routes, Mode mode);
 
+// The same where only some of the flows run; the rates of others are infinite.
+Rates rates_of_active(const Traffic& traffic, const Routes& routes, Mode mode, const std::vector<bool>& active);
+
 // The rates on a non-blocking fabric, where only host links limit.
 Rates non_blocking(const Traffic& traffic, Mode mode);
 

@@ -163,6 +163,22 @@ Rates rates(const Traffic& traffic, const Routes& routes, Mode mode) {
   }
 }
 
+Rates rates_of_active(const Traffic& traffic, const Routes& routes, Mode mode, const std::vector<bool>& active) {
+  Traffic running{traffic.fabric, {}, traffic.collectives};
+  Routes taken;
+  for (Index f = 0; f < routes.size(); ++f)
+    if (active[f]) {
+      running.flows.push_back(traffic.flows[f]);
+      taken.push_back(routes[f]);
+    }
+  Rates found = rates(running, taken, mode);
+  std::vector<double> flow(routes.size(), kNever);
+  for (Index f = 0, i = 0; f < routes.size(); ++f)
+    if (active[f]) flow[f] = found.flow[i++];
+  found.flow = std::move(flow);
+  return found;
+}
+
 Rates non_blocking(const Traffic& traffic, Mode mode) {
   return rates(traffic, Routes(traffic.flows.size(), kNone), mode);
 }

@@ -13,6 +13,7 @@ namespace {
 
 using routing::Traffic;
 using Numbers = py::array_t<double, py::array::c_style | py::array::forcecast>;
+using Flags = py::array_t<bool, py::array::c_style | py::array::forcecast>;
 using Indices = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
 
 Traffic make_traffic(int tors, int spines, int hosts_per_tor, const Numbers& capacity, const Indices& src,
@@ -71,6 +72,30 @@ void bind_routing(py::module_& module) {
              const auto how = mode_of(mode);
              const auto found = unlocked([&] { return routing::rates(traffic, routes, how); });
              return py::make_tuple(array(found.collective), array(found.flow));
+           })
+      .def("rates_of_active",
+           [](const Traffic& traffic, const Indices& spines, const std::string& mode, const Flags& active) {
+             const auto routes = routes_of(traffic, spines);
+             const auto how = mode_of(mode);
+             if (static_cast<std::size_t>(active.size()) != routes.size())
+               throw std::invalid_argument("one flag per flow is needed");
+             const std::vector<bool> runs(active.data(), active.data() + active.size());
+             const auto found = unlocked([&] { return routing::rates_of_active(traffic, routes, how, runs); });
+             return py::make_tuple(array(found.collective), array(found.flow));
+           })
+      .def("with_capacity",
+           [](const Traffic& traffic, const Numbers& capacity) {
+             Traffic other = traffic;
+             if (capacity.size() != traffic.fabric.links()) throw std::invalid_argument("one capacity per link is needed");
+             other.fabric.capacity.assign(capacity.data(), capacity.data() + capacity.size());
+             return other;
+           })
+      .def("alive",
+           [](const Traffic& traffic, const Indices& spines) {
+             auto routes = routes_of(traffic, spines);
+             for (std::size_t f = 0; f < routes.size(); ++f)
+               if (routes[f] != routing::kNone && !traffic.may_use(f, routes[f])) routes[f] = routing::kNone;
+             return array(routes);
            })
       .def("greedy",
            [](const Traffic& traffic, const Indices& placed) {

@@ -12,3 +12,5 @@ from . import check
 from . import simulate
 from . import run
 from . import route
+from . import route_flows
+from . import route_simulate

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..files import read_json, require_keys
 from .fabric import Clos, exact, plain, whole
 from .rocev2 import MOST_QPN
 
+if TYPE_CHECKING:
+    from .. import _core
+
 #: A flow's spine; None inside a ToR, and where none is chosen yet.
 Route = int | None
+FlowKey = tuple[str, int]
 
 
 class Flow(NamedTuple):
@@ -51,6 +56,16 @@ class Traffic:
     def collectives(self) -> tuple[str, ...]:
         """Names in the order of their first flows: a collective's number is its place here."""
         return tuple(dict.fromkeys(flow.collective for flow in self.flows))
+
+    @cached_property
+    def keys(self) -> tuple[FlowKey, ...]:
+        """What names each flow wherever it stands: its collective, and its place there."""
+        seen: Counter[str] = Counter()
+        named = []
+        for flow in self.flows:
+            named.append((flow.collective, seen[flow.collective]))
+            seen[flow.collective] += 1
+        return tuple(named)
 
     @cached_property
     def jobs(self) -> tuple[str, ...]:
@@ -97,6 +112,13 @@ class Traffic:
         """The same flows with every job (in each of its phases) as one collective."""
         merged = tuple(flow._replace(collective=f"{flow.job}\0{flow.phase}") for flow in self.flows)
         return replace(self, flows=merged)
+
+    @cached_property
+    def core(self) -> _core.Traffic:
+        """The C++ twin (see `compiled`)."""
+        from .compiled import compiled
+
+        return compiled(self)
 
     # -- checks ----------------------------------------------------------------------------------------
 

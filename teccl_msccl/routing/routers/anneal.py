@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..compiled import as_routes, compiled
+from ..compiled import as_routes
 from ..traffic import Route, Traffic
 from .choice import Choice
 
@@ -13,4 +13,4 @@ ITERATIONS = 20_000
 def route(traffic: Traffic, choice: Choice) -> list[Route]:
     """All flows to a host share a spine, at first a random one; the spines of two destinations are swapped, and kept
     if Σ over links of the load beyond one flow's falls, or by luck (Hedera, NSDI 2010, §5.2)."""
-    return as_routes(compiled(traffic).anneal(choice.seed, ITERATIONS))
+    return as_routes(traffic.core.anneal(choice.seed, ITERATIONS))

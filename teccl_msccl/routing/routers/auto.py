@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..compiled import as_spines, compiled
+from ..compiled import as_spines
 from ..traffic import Route, Traffic
 from . import equitable, greedy
 from .choice import Choice
@@ -55,7 +55,7 @@ def _near(traffic: Traffic, choice: Choice) -> list[list[Route]]:
 
 def _best(traffic: Traffic, candidates: Sequence[list[Route]], mode: str) -> list[Route]:
     """The candidate with the lexicographically greatest φ; the first of equals."""
-    core = compiled(traffic)
+    core = traffic.core
     best, best_phi = candidates[0], np.sort(core.rates(as_spines(candidates[0]), mode)[0])
     for candidate in candidates[1:]:
         phi = np.sort(core.rates(as_spines(candidate), mode)[0])

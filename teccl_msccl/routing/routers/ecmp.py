@@ -13,15 +13,15 @@ from .choice import Choice
 
 def route(traffic: Traffic, choice: Choice) -> list[Route]:
     """The spine that a CRC-32 over the five-tuple picks, with the UDP source port that Linux derives from the queue
-    pair numbers: those that flows give (src_qpn, dst_qpn), else drawn by `seed`."""
-    model, draw = CrcHash(choice.seed), random.Random(choice.seed)
+    pair numbers: those that flows give (src_qpn, dst_qpn), else drawn by `seed` and the flow."""
+    model = CrcHash(choice.seed)
     routes: list[Route] = []
-    for flow in traffic.flows:
-        drawn = draw.getrandbits(24), draw.getrandbits(24)
+    for key, flow in zip(traffic.keys, traffic.flows, strict=True):
         if not traffic.crosses(flow):
             routes.append(None)
             continue
-        known = dict(flow.extra)
-        sport = derived_udp_sport(known.get("src_qpn", drawn[0]), known.get("dst_qpn", drawn[1]))
+        known, drawn = dict(flow.extra), random.Random(f"{choice.seed} {key}")
+        numbers = [known.get(name, drawn.getrandbits(24)) for name in ("src_qpn", "dst_qpn")]
+        sport = derived_udp_sport(*numbers)
         routes.append(model.spine(ends_of(flow), sport, traffic.spines_of(flow)))
     return routes

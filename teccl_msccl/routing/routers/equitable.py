@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InputError
-from ..compiled import as_routes, as_spines, compiled
+from ..compiled import as_routes, as_spines
 from ..traffic import Route, Traffic
 from .choice import Choice
 
@@ -19,4 +19,4 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
     if live is None:
         raise InputError("equitable needs a symmetric fabric, and links of this one differ; use auto or greedy")
     placed = choice.in_force or (None,) * len(traffic.flows)
-    return as_routes(compiled(traffic).equitable(as_spines(placed), list(live)))
+    return as_routes(traffic.core.equitable(as_spines(placed), list(live)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..compiled import as_routes, as_spines, compiled
+from ..compiled import as_routes, as_spines
 from ..traffic import Route, Traffic
 from .choice import Choice
 
@@ -22,4 +22,4 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
 
 def fill_in(traffic: Traffic, placed: Sequence[Route]) -> list[Route]:
     """The same for the flows that have no spine yet; the others stay."""
-    return as_routes(compiled(traffic).greedy(as_spines(placed)))
+    return as_routes(traffic.core.greedy(as_spines(placed)))

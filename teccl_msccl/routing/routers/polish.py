@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..compiled import as_routes, as_spines, compiled
+from ..compiled import as_routes, as_spines
 from ..traffic import Route, Traffic
 from .choice import Choice
 
@@ -22,5 +22,5 @@ def polish(traffic: Traffic, routes: Sequence[Route], choice: Choice, most_chang
     if evaluations is None:
         evaluations = WORK // (4 * max(1, len(routes)) + traffic.fabric.nlinks)
     changes = len(routes) * max(1, evaluations) if most_changes is None else most_changes
-    polished, _, _ = compiled(traffic).polish(as_spines(routes), choice.mode, evaluations, min(changes, 2**31 - 1))
+    polished, _, _ = traffic.core.polish(as_spines(routes), choice.mode, evaluations, min(changes, 2**31 - 1))
     return as_routes(polished)
