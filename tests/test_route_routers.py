@@ -222,9 +222,7 @@ def test_unknown_router_and_unreachable_pairs():
 
 
 def test_ilp_that_proves_nothing_is_refused(monkeypatch):
-    from teccl_msccl.routing.routers import ilp
-
-    monkeypatch.setattr(ilp, "solve", lambda *args, **kw: ilp_outcome())
+    monkeypatch.setattr("teccl_msccl.synthesis.solver.solve", lambda *args, **kw: ilp_outcome())
     flows, _ = traffic(2, 1, 1, "A:0>1")
     with pytest.raises(Refused, match="no optimum"):
         optimize(flows, "ilp")

@@ -14,3 +14,4 @@ from . import run
 from . import route
 from . import route_flows
 from . import route_simulate
+from . import route_serve

@@ -165,7 +165,9 @@ class Controller:
                 self.due |= self.rhythms[key].missed(event.t)
                 self.rhythms[key] = self.rhythms[key].started(event.t)
         self.running |= {collective.name for collective in named}
-        self.due |= self._regroup(event.t)
+        if self._regroup(event.t):
+            self._gather()
+            self.due = True
         return []
 
     def _end(self, event: Event) -> list[Change]:

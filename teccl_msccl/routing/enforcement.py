@@ -40,7 +40,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Enforcement:
-    """Rows for all queue pairs, and a line for each whose spine no known port reaches (its row has no port)."""
+    """Rows for all queue pairs, and a line for each whose live spine no known port reaches. Its row has no port, nor
+    has that of a queue pair whose route has failed."""
 
     rows: tuple[Row, ...]
     unreachable: tuple[str, ...]
@@ -72,7 +73,7 @@ def enforce(traffic: Traffic, routes: Sequence[Route], model: HashModel, version
         if part == traffic.queue_pairs - 1:
             channels[key] += 1
         rows.append(row)
-        if not found:
+        if not found and route in live[pair]:
             unreachable.append(
                 f"flows[{i // traffic.queue_pairs}] ({flow.collective}: {flow.src}>{flow.dst}): no known UDP source "
                 f"port reaches spine {route} from ToR {pair[0]}"

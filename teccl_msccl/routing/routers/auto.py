@@ -30,7 +30,7 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
         return polish(traffic, _best(traffic, fresh, choice.mode), choice)
     kept = _near(traffic, choice)
     if choice.most_moved is not None:
-        room = int(choice.most_moved * len(kept))
+        room = most_moves(choice.most_moved, len(traffic.flows))
         candidates = [routes for routes in kept if moved(choice.in_force, routes) <= room] or [kept[0]]
         best = _best(traffic, candidates, choice.mode)
         polished = polish(traffic, best, choice, max(0, room - moved(choice.in_force, best)))
@@ -38,6 +38,11 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
     best = _best(traffic, kept, choice.mode)
     better = [polish(traffic, routes, choice) for routes in (best, *fresh)]
     return _best(traffic, [best, *better], choice.mode)
+
+
+def most_moves(share: float, flows: int) -> int:
+    """How many flows may move: a share of them, but at least the two of a swap where any may."""
+    return max(2, int(share * flows)) if share > 0 else 0
 
 
 def moved(before: Sequence[Route], after: Sequence[Route]) -> int:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from mip import BINARY, CONTINUOUS, INTEGER, xsum
-
 from ...errors import InputError, Refused
-from ...synthesis.solver import new_model, solve
 from ..traffic import Route, Traffic
 from . import greedy
 from .choice import Choice
@@ -27,6 +24,10 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
     CBC starts from greedy's routes. Raises `InputError` beyond `MOST_BINARIES`, `Refused` if no optimum is proved in
     `time_limit` seconds.
     """
+    from mip import BINARY, CONTINUOUS, INTEGER, xsum  # only this router pays for the solver
+
+    from ...synthesis.solver import new_model, solve
+
     crossing = [i for i, flow in enumerate(traffic.flows) if traffic.crosses(flow)]
     spines = {i: traffic.spines_of(traffic.flows[i]) for i in crossing}
     binaries = sum(map(len, spines.values()))
