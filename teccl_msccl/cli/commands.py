@@ -15,3 +15,4 @@ from . import route
 from . import route_flows
 from . import route_simulate
 from . import route_serve
+from . import route_experiment

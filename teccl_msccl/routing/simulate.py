@@ -209,7 +209,7 @@ class Scenario:
 
 
 def simulate(
-    scenario: Scenario, router: str = "auto", mode: str = "coll", seed: int = 0, period_s: float = 0
+    scenario: Scenario, router: str | Router = "auto", mode: str = "coll", seed: int = 0, period_s: float = 0
 ) -> Simulated:
     """Run all jobs to their ends. `router` auto is the periodic controller (with a timer each `period_s`, if given);
     any other routes all when a job arrives or a link changes.
@@ -217,12 +217,11 @@ def simulate(
     Rates are max-min under `mode`, and change only where something starts, ends or moves. A flow takes a new route at
     its next step boundary, at once if its old one has failed. Raises `Refused` if a job can never end.
     """
-    chooser: Router
     if router == "auto":
-        chooser = Controlled(scenario.fabric, Policy(mode=mode))
-    else:
-        chooser = Fixed(scenario.fabric, router, Choice(mode=mode, seed=seed))
-    return _Run(scenario, chooser, mode, period_s).run()
+        router = Controlled(scenario.fabric, Policy(mode=mode))
+    elif isinstance(router, str):
+        router = Fixed(scenario.fabric, router, Choice(mode=mode, seed=seed))
+    return _Run(scenario, router, mode, period_s).run()
 
 
 class _Run:
