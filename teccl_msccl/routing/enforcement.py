@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
@@ -118,5 +119,6 @@ def ends_of(flow: Flow) -> Ends:
     )
 
 
+@lru_cache(maxsize=2**16)
 def assumed_ip(host: int) -> str:
     return str(IPv4Address("10.0.0.0") + host + 1)

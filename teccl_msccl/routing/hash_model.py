@@ -6,6 +6,7 @@ import csv
 import io
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address
 from itertools import chain
 from pathlib import Path
@@ -107,6 +108,7 @@ def hash_model(name: str, seed: int = 0) -> HashModel:
     return CrcHash(seed) if name == "crc" else ProbedTable.read(name)
 
 
+@lru_cache(maxsize=2**16)
 def address(ip: str) -> bytes:
     """The four bytes of an IPv4 address. Raises `InputError`."""
     try:
