@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 namespace teccl {
@@ -112,9 +113,10 @@ class Waits {
 void retime(const Network& network, const std::vector<DemandedChunk>& chunks, std::vector<ChunkSend>& sends) {
   const double never = std::numeric_limits<double>::infinity();
   const auto ranks = static_cast<Index>(network.ranks);
-  std::vector<double> ready(chunks.size() * ranks, never);
+  std::unordered_map<Index, double> ready;  // (chunk, GPU) → when it is there; most GPUs never hold most chunks
+  ready.reserve(sends.size() + chunks.size());
   auto at = [&](int chunk, int rank) -> double& {
-    return ready[static_cast<Index>(chunk) * ranks + static_cast<Index>(rank)];
+    return ready.try_emplace(static_cast<Index>(chunk) * ranks + static_cast<Index>(rank), never).first->second;
   };
   for (Index c = 0; c < chunks.size(); ++c)
     for (int rank : chunks[c].origin) at(static_cast<int>(c), rank) = 0;
