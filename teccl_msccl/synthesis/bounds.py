@@ -19,11 +19,14 @@ from ..topology.paths import Path, direct_paths
 from .allreduce_bound import latency_bound_us, tree_bound
 from .crossing import Traffic, best_crossing
 from .flow import flow_bound
+from .large_bounds import large_bounds
 
 _SOURCE, _SINK = "source", "sink"
 #: Hosts of which every set is tried as a cut, and links up to which the least cut around a set of hosts is computed.
 MOST_HOSTS = 5
 MOST_LINKS_CUT = 1000
+#: GPUs × links beyond which only those bounds are computed that take seconds there.
+LARGE = 30_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     """
     if topology.nranks < 2:
         raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
+    if topology.nranks * len(topology.links) > LARGE:
+        large = (Bound(*term) for term in large_bounds(topology, demand))
+        return tuple(sorted(large, key=lambda bound: -bound.bound_us))
     cuts: list[frozenset[int]] = []
     if demand.collective == "allgather":
         cuts = allgather_cuts(topology)[1]
