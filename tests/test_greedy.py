@@ -106,7 +106,7 @@ def test_halving_tries_the_same_whatever_the_machine_and_stops_when_told():
     def search(enough: int = 10**9) -> list[Schedule]:
         found: list[Schedule] = []
         search_chunk_counts(
-            ring,
+            GreedySearch(ring),
             demands,
             floor_us=lower_bound_us(ring, demands[0]),
             seed=3,

@@ -68,6 +68,8 @@ def _models(incumbent: Incumbent, solver: str, most: int) -> list[tuple[int, Mil
     for i, stage in enumerate(incumbent.stages):
         best_us = min((part.finish_us for part in incumbent.parts[i].values()), default=0.0)
         for part in incumbent.parts[i].values():
+            if len(part.demand.chunks) * stage.topology.nranks > most:  # a way into every GPU at the least
+                continue
             choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
             if choices > most or incumbent.seconds_left <= 0:
                 continue

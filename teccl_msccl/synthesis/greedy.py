@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from .. import _core
 from ..collective.demand import Demand
@@ -19,6 +19,7 @@ from ..topology.model import Topology
 from ..topology.paths import direct_paths
 from .bounds import lower_bounds
 from .incumbent import Incumbent
+from .problem import Problem
 from .settings import Settings
 
 #: Work per round of the search over chunk counts, in about microseconds of one core.
@@ -44,6 +45,12 @@ class GreedySearch:
     """The greedy search on one topology. `paths` are those between GPUs, in the core's order."""
 
     topology: Topology
+
+    def cost(self, demand: Demand) -> float:
+        """A trial's work, in about microseconds: a fixed part, and sends that are dearer with paths and chunks to
+        weigh."""
+        sends = sum(len(chunk.want) for chunk in demand.chunks)
+        return 300 + sends * (1 + 0.015 * len(direct_paths(self.topology)) + 0.015 * len(demand.chunks))
 
     def trial(self, demand: Demand, seed: int, deadline_us: float = inf) -> Schedule:
         """One run: whenever a link falls free, start the send that most shortens what is missing.
@@ -96,31 +103,56 @@ class ChunkCandidate:
         return inf if self.best is None or share == inf else self.floor_us + share * (self.finish_us - self.floor_us)
 
 
+def greedy_seconds(problem: Problem) -> float:
+    """About how long one trial for each stage takes: too long for hundreds of GPUs."""
+    n = problem.topology.nranks
+    chunks = n * n if problem.collective == "alltoall" else n
+    sends = chunks if problem.collective == "alltoall" else n * chunks
+    return len(problem.stages) * 1e-6 * sends * (0.02 * n * n + 0.01 * chunks)
+
+
+class Search(Protocol):
+    """What tries to schedule a demand, by seeds."""
+
+    def cost(self, demand: Demand) -> float:
+        """A trial's work, in about microseconds of one core."""
+
+    def trials(
+        self, demand: Demand, seeds: range, jobs: int, deadline_us: Callable[[int], float]
+    ) -> Iterator[Schedule]:
+        """Schedules, at most one per seed."""
+
+
 def search_greedily(incumbent: Incumbent, settings: Settings) -> None:
     """Every stage over the chunk counts; at least one schedule whatever the time limit."""
     incumbent.phase = "greedy"
     incumbent.tell()
-    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     for i, stage in enumerate(incumbent.stages):
-        finish_by = time.monotonic() + incumbent.seconds_left / (len(incumbent.stages) - i)
+        search_stage(incumbent, i, GreedySearch(stage.topology), settings, EFFORT)
 
-        def enough(i: int = i, finish_by: float = finish_by) -> bool:
-            return bool(incumbent.parts[i]) and (incumbent.closed() or time.monotonic() >= finish_by)
 
-        search_chunk_counts(
-            stage.topology,
-            [stage.demand(c) for c in counts],
-            floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
-            seed=settings.seed,
-            jobs=settings.jobs,
-            effort=EFFORT / len(counts),
-            improved=lambda part, i=i: incumbent.offer(i, part),  # type: ignore[misc]
-            done=enough,
-        )
+def search_stage(
+    incumbent: Incumbent, i: int, search: Search, settings: Settings, effort: float, share: float = 1.0
+) -> None:
+    """Offer what `search` finds for stage `i` over the chunk counts, for the stage's part of a `share` of the time
+    that is left."""
+    stage = incumbent.stages[i]
+    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
+    finish_by = time.monotonic() + share * incumbent.seconds_left / (len(incumbent.stages) - i)
+    search_chunk_counts(
+        search,
+        [stage.demand(c) for c in counts],
+        floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+        seed=settings.seed,
+        jobs=settings.jobs,
+        effort=effort / len(counts),
+        improved=lambda part: incumbent.offer(i, part),
+        done=lambda: bool(incumbent.parts[i]) and (incumbent.closed() or time.monotonic() >= finish_by),
+    )
 
 
 def search_chunk_counts(
-    topology: Topology,
+    search: Search,
     demands: list[Demand],
     *,
     floor_us: float,
@@ -136,12 +168,11 @@ def search_chunk_counts(
     schedule and stops when `done` says so. `effort` scales the number of
     trials, so that the same seed tries the same things however fast the machine is.
     """
-    search = GreedySearch(topology)
     candidates = [ChunkCandidate(demand, floor_us) for demand in demands]
     share = effort
     while candidates and not done():
         for candidate in candidates:
-            trials = max(1, min(2000, int(share / _cost(topology, candidate.demand))))
+            trials = max(1, min(2000, int(share / search.cost(candidate.demand))))
             seeds = range(seed + candidate.tried, seed + candidate.tried + trials)
             candidate.tried += trials
             for schedule in search.trials(candidate.demand, seeds, jobs, candidate.deadline_us):
@@ -154,9 +185,3 @@ def search_chunk_counts(
             return
         candidates = sorted(candidates, key=lambda c: (c.finish_us, c.demand.nchunks))[: (len(candidates) + 1) // 2]
         share *= 2
-
-
-def _cost(topology: Topology, demand: Demand) -> float:
-    """A trial's work, in about microseconds: a fixed part, and sends that are dearer with paths and chunks to weigh."""
-    sends = sum(len(chunk.want) for chunk in demand.chunks)
-    return 300 + sends * (1 + 0.015 * len(direct_paths(topology)) + 0.015 * len(demand.chunks))

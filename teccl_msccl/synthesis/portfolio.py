@@ -15,15 +15,20 @@ from ..topology.model import Topology
 from .baselines.search import ALIASES, BASELINES, search_baseline
 from .bounds import Bound
 from .exact import MilpReport, search_exactly
-from .greedy import search_greedily
+from .greedy import greedy_seconds, search_greedily
+from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
 from .problem import Problem
 from .settings import Settings
 from .solver import new_model
+from .symmetry import search_symmetrically
 
 #: The searches; and the field's algorithms, as they are.
 SEARCHES = ("auto", "greedy", "milp")
 METHODS = (*SEARCHES, *BASELINES)
+#: Seconds for a sub-problem, at most, and as a share of what is left.
+PART_S = 2.0
+PART_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,12 @@ def run(
     try:
         if start is not None:
             incumbent.offer_start(start)
+        if method == "auto":
+            search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
+            search_symmetrically(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
-        else:
+        elif method != "auto" or incumbent.best is None or incumbent.seconds_left > 5 * greedy_seconds(problem):
             search_greedily(incumbent, settings)
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
@@ -127,3 +135,16 @@ def method_named(name: str) -> str:
         meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(f"unknown method {name!r}; {meant}use {', '.join(METHODS)}")
     return method
+
+
+def _part_solver(settings: Settings, incumbent: Incumbent) -> Callable[[Problem], Schedule]:
+    """How sub-problems are solved: by this portfolio, in a small part of the time that is left."""
+    settings = replace(settings, nchunks=None, thorough=False)
+
+    def solve(part: Problem) -> Schedule:
+        solved = run(part, settings, time_limit=min(PART_S, PART_SHARE * incumbent.seconds_left))
+        if solved.interrupted:
+            raise KeyboardInterrupt
+        return solved.schedule
+
+    return solve

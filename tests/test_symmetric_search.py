@@ -1,0 +1,72 @@
+"""Symmetry: one GPU's chunks stand for all; the whole takes as long as the part where links are not shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from teccl_msccl.collective.demand import demand_for
+from teccl_msccl.synthesis.bounds import lower_bound_us
+from teccl_msccl.synthesis.greedy import GreedySearch
+from teccl_msccl.synthesis.incumbent import Incumbent
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.synthesis.settings import Settings
+from teccl_msccl.synthesis.symmetry import SymmetricSearch, search_symmetrically
+from teccl_msccl.topology.model import Topology
+
+MACHINES = ["ring-5", "torus-3x3", "hypercube-8", "star-5", "full-4", "dgx-h100", "mi300x"]
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_whole_takes_as_long_as_the_part(name, collective):
+    topology = Topology.load(name)
+    search = SymmetricSearch.of(topology)
+    assert search is not None
+    demand = demand_for(collective, topology.nranks, 1e6, 2)
+    for schedule in search.trials(demand, range(3)):
+        schedule.validate()
+        assert schedule.finish_us == pytest.approx(search._best_us[2])
+        assert schedule.finish_us >= lower_bound_us(topology, demand) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("dgx1", 2), ("teccl-dgx2", 2), ("teccl-ndv2", 4), ("dgx-a100", 2)])
+def test_hosts_stand_for_each_other_where_gpus_do_not(name, hosts):
+    search = SymmetricSearch.of(Topology.load(name, hosts=hosts))
+    assert search is not None
+    demand = demand_for("allgather", search.quotient.nranks, 1e6, 1)
+    (schedule,) = search.trials(demand, range(1))
+    schedule.validate()
+
+
+@pytest.mark.parametrize("name", ["ring-6", "torus-3x3", "hypercube-8", "star-6"])
+def test_as_good_as_the_search_without_symmetry(name):
+    topology = Topology.load(name)
+    demand = demand_for("allgather", topology.nranks, 1e8, 4)
+    search = SymmetricSearch.of(topology)
+    assert search is not None
+    best_us = min(schedule.finish_us for schedule in search.trials(demand, range(24)))
+    plain_us = min(schedule.finish_us for schedule in GreedySearch(topology).trials(demand, range(24)))
+    assert best_us <= plain_us * 1.02
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce", "alltoall"])
+def test_every_stage_is_searched(collective):
+    incumbent = Incumbent(Problem(Topology.load("torus-3x3"), collective, 1e8), 20, lambda progress: None)
+    search_symmetrically(incumbent, Settings(nchunks=4))
+    assert incumbent.best is not None
+    incumbent.best.validate()
+    assert incumbent.best.finish_us <= 1.15 * incumbent.bound_us
+
+
+def test_the_torus_is_filled_to_the_brim():
+    """4 chunks on 4 links a GPU: the bandwidth bound, exactly."""
+    incumbent = Incumbent(Problem(Topology.load("torus-4x4"), "allgather", 1e9), 20, lambda progress: None)
+    search_symmetrically(incumbent, Settings(nchunks=4))
+    assert incumbent.closed(1e-3)
+
+
+def test_no_symmetry_no_search():
+    assert SymmetricSearch.of(Topology.load("mesh-3x3")) is None
+    incumbent = Incumbent(Problem(Topology.load("line-4"), "allgather", 1e6), 5, lambda progress: None)
+    search_symmetrically(incumbent, Settings())
+    assert incumbent.best is None
