@@ -66,9 +66,7 @@ def test_thirty_two_ranks(open_mpi, tmp_path) -> None:
 
 
 def test_a_quarter_of_a_gigabyte(open_mpi, tmp_path) -> None:
-    run_all(
-        open_mpi, tmp_path, 2, {"ring": hand_made.ring("allreduce", 2)}, ["--size", "256MB", "--dtype", "int8"]
-    )
+    run_all(open_mpi, tmp_path, 2, {"ring": hand_made.ring("allreduce", 2)}, ["--size", "256MB", "--dtype", "int8"])
 
 
 def test_a_table_from_rank_0(open_mpi, tmp_path) -> None:

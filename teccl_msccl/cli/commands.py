@@ -11,6 +11,9 @@ from . import lower
 from . import check
 from . import simulate
 from . import run
+from . import store
+from . import store_build
+from . import store_launch
 from . import route
 from . import route_flows
 from . import route_simulate

@@ -8,6 +8,7 @@ nodes in parallel become one, coloured by them all, and a wire whose two directi
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -73,6 +74,20 @@ def isomorphism(one: Topology, other: Topology) -> Permutation | None:
     if not is_isomorphism(one, other, mapping):
         raise AssertionError(f"{one.name} → {other.name}: the mapping that was found does not map")
     return mapping
+
+
+def fingerprint(topology: Topology) -> str:
+    """A SHA-256 that topologies share exactly if renumbering nodes turns one into the other: that of the canonical form
+    that BLISS gives them. Another version of BLISS may give another; `isomorphism` is then the judge."""
+    palette: dict[Hashable, int] = {}
+    graph, colours, _ = _coloured(topology, palette)
+    names = {number: repr(colour) for colour, number in palette.items()}
+    order = {number: rank for rank, number in enumerate(sorted(names, key=names.__getitem__))}
+    canonical = [order[colour] for colour in colours]
+    place = graph.canonical_permutation(color=canonical)
+    vertices = sorted((place[vertex], names[colour]) for vertex, colour in enumerate(colours))
+    edges = sorted(tuple(sorted((place[a], place[b]))) for a, b in graph.get_edgelist())
+    return hashlib.sha256(repr((vertices, edges)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
