@@ -125,3 +125,43 @@ def target_spelling(collective: str) -> Target:
     speakers = [target for target in TARGETS.values() if collective in target.collectives.values()]
     default = TARGETS[DEFAULT_TARGET]
     return default if default in speakers or not speakers else speakers[0]
+
+
+@dataclass(frozen=True)
+class PlanLimits:
+    """What MSCCL++'s executor takes of a JSON execution plan, per GPU, threadblock or operation, and its spelling of
+    the collectives. Buffers are divided in units of `alignment` bytes, with offsets in 32 bits; scratch that plans
+    share (`reuse_resources`) has `shared_scratch_bytes`."""
+
+    max_threadblocks: int
+    max_operations: int
+    max_channels: int
+    max_channels_per_operation: int
+    max_semaphores: int
+    max_barriers: int
+    alignment: int
+    max_offset: int
+    shared_scratch_bytes: int
+    collectives: Mapping[str, str]
+
+
+MSCCLPP = PlanLimits(
+    max_threadblocks=FEWEST_SMS,
+    max_operations=64,
+    max_channels=16,
+    max_channels_per_operation=8,
+    max_semaphores=16,
+    max_barriers=16,
+    alignment=16,
+    max_offset=2**32 - 1,
+    shared_scratch_bytes=2**26,
+    collectives=MappingProxyType(
+        {
+            "allgather": "allgather",
+            "allreduce": "allreduce",
+            "reduce_scatter": "reducescatter",
+            "broadcast": "broadcast",
+            "alltoall": "alltoall",
+        }
+    ),
+)

@@ -1,0 +1,129 @@
+"""What MSCCL++'s executor refuses of a plan, or reads past the end of its tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .finding import Finding, error, warning
+from .plan_file import Op, PlanFile, PlanGpu, PlanThreadblock
+from .targets import PlanLimits
+
+#: Local buffers that an operation may name besides one for every channel.
+_LOCAL_PER_OPERATION = 2
+_MOST_THREADS = 1024
+_WARP = 32
+_CHANNEL_OPS = frozenset({"signal", "wait", "rlxsignal", "rlxwait", "flush"})
+
+
+def plan_limit_findings(plan: PlanFile, limits: PlanLimits) -> Iterator[Finding]:
+    """Everything about `plan` that the executor does not take, in the order of the file."""
+    yield from _header(plan, limits)
+    yield from _unpaired(plan)
+    for rank, gpu in enumerate(plan.gpus):
+        yield from _gpu(plan, rank, gpu, limits)
+        for tb, block in enumerate(gpu.threadblocks):
+            yield from _threadblock(rank, tb, block, limits)
+            for position, op in enumerate(block.ops):
+                yield from _operation(plan, rank, tb, position, op, limits)
+
+
+def _header(plan: PlanFile, limits: PlanLimits) -> Iterator[Finding]:
+    if plan.collective not in limits.collectives.values():
+        takes = ", ".join(limits.collectives.values())
+        yield error("collective", f"mscclpp does not take {plan.collective!r}, but {takes}")
+    if plan.protocol not in ("Simple", "LL"):
+        yield error("protocol", f"protocol {plan.protocol!r}; mscclpp has Simple and LL")
+    if not 1 <= plan.threads <= _MOST_THREADS or plan.threads % _WARP:
+        yield error(
+            "threads", f"num_threads_per_block is {plan.threads}; use a multiple of {_WARP} up to {_MOST_THREADS}"
+        )
+    if plan.alignment % limits.alignment:
+        yield error("alignment", f"buffer_alignment is {plan.alignment}; use a multiple of {limits.alignment}")
+    if plan.min_bytes > plan.max_bytes:
+        yield error("byte-range", f"min_message_size {plan.min_bytes} is above max_message_size {plan.max_bytes}")
+    yield from _offsets(plan, limits)
+
+
+def _offsets(plan: PlanFile, limits: PlanLimits) -> Iterator[Finding]:
+    largest = max(max(gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in plan.gpus)
+    message = max(gpu.output_chunks if plan.collective == "allgather" else gpu.input_chunks for gpu in plan.gpus)
+    if message and plan.max_bytes * largest // message > limits.max_offset:
+        highest = limits.max_offset * message // largest
+        yield warning(
+            "offset", f"offsets are kept in 32 bits, so sizes above {highest} go wrong; lower max_message_size"
+        )
+    scratch = max(gpu.scratch_chunks for gpu in plan.gpus)
+    if plan.reuse_resources and message and plan.max_bytes * scratch // message > limits.shared_scratch_bytes:
+        text = f"the scratch that plans share has {limits.shared_scratch_bytes} bytes, too few for max_message_size"
+        yield warning("scratch", text)
+
+
+def _unpaired(plan: PlanFile) -> Iterator[Finding]:
+    """The k-th channel of a type to a peer is joined to the peer's k-th back."""
+    for rank, gpu in enumerate(plan.gpus):
+        for kind, peers in gpu.peers.items():
+            if kind == "switch":
+                continue
+            for peer, count in sorted(Counter(peers).items()):
+                back = plan.gpus[peer].peers.get(kind, ()).count(rank)
+                if back != count:
+                    yield error("channel", f"{count} {kind} channels to rank {peer}, which has {back} back", rank)
+
+
+def _gpu(plan: PlanFile, rank: int, gpu: PlanGpu, limits: PlanLimits) -> Iterator[Finding]:
+    blocks = len(gpu.threadblocks)
+    if blocks > limits.max_threadblocks:
+        text = f"{blocks} threadblocks must all be resident at once; a V100 has {limits.max_threadblocks} SMs"
+        yield warning("co-resident", text, rank)
+    if len(gpu.semaphores) > limits.max_semaphores:
+        yield error("semaphores", f"{len(gpu.semaphores)} semaphores; mscclpp has {limits.max_semaphores}", rank)
+    for buffer, name in (("i", "input_chunks"), ("o", "output_chunks")):
+        if not gpu.chunks(buffer):
+            yield error("chunks", f"{name} is 0, by which the executor divides", rank)
+    if plan.collective in ("allgather", "allreduce", "reducescatter", "alltoall", "broadcast"):
+        inputs, outputs = gpu.input_chunks, gpu.output_chunks
+        factor = len(plan.gpus)
+        due = {"allgather": (inputs * factor, outputs), "reducescatter": (inputs, outputs * factor)}
+        left, right = due.get(plan.collective, (inputs, outputs))
+        if left != right:
+            yield error("chunks", f"{inputs} input and {outputs} output chunks do not make a {plan.collective}", rank)
+        if plan.collective == "alltoall" and inputs % factor:
+            yield error("chunks", f"{inputs} chunks are no whole number for each of {factor} ranks", rank)
+
+
+def _threadblock(rank: int, tb: int, block: PlanThreadblock, limits: PlanLimits) -> Iterator[Finding]:
+    operations = sum(1 + op.inner for op in block.ops)
+    if operations > limits.max_operations:
+        yield error("operations", f"{operations} operations; mscclpp holds {limits.max_operations}", rank, tb)
+    for what, counts in (("channels", block.channels_by_type), ("remote buffers", block.remote_by_type)):
+        for kind, count in counts.items():
+            if count > limits.max_channels:
+                yield error("channels", f"{count} {kind} {what}; mscclpp holds {limits.max_channels}", rank, tb)
+
+
+def _operation(plan: PlanFile, rank: int, tb: int, position: int, op: Op, limits: PlanLimits) -> Iterator[Finding]:
+    if len(op.channels) > limits.max_channels_per_operation:
+        text = f"{op.name} on {len(op.channels)} channels; mscclpp takes {limits.max_channels_per_operation}"
+        yield error("channels", text, rank, tb, position)
+    most = limits.max_channels_per_operation + _LOCAL_PER_OPERATION
+    for parts in (op.sources, op.targets):
+        if len(parts) > most:
+            yield error("parts", f"{op.name} on {len(parts)} buffers; mscclpp takes {most}", rank, tb, position)
+        for part in parts:
+            for owner in part.ranks:
+                chunks = plan.gpus[owner].chunks(part.buffer)
+                if part.first + part.size > chunks:
+                    last = part.first + part.size - 1
+                    text = f"{op.name} goes to chunk {last} of {part.buffer}, and rank {owner} has {chunks}"
+                    yield error("bounds", text, rank, tb, position)
+    if op.name in _CHANNEL_OPS and not op.channels:
+        yield error("channels", f"{op.name} names no channel", rank, tb, position)
+    if op.name == "flush" and op.channel_type != "port":
+        yield error("channels", "flush is for port channels only", rank, tb, position)
+    if op.name == "flush" and not op.targets:
+        yield warning("flush", "the executor flushes as many channels as there are outputs: none", rank, tb, position)
+    if op.name == "barrier" and op.barrier >= limits.max_barriers:
+        yield error("barrier", f"barrier {op.barrier}; mscclpp has {limits.max_barriers}", rank, tb, position)
+    if op.name == "put" and len({part.buffer for part in op.sources}) > 1 and op.channel_type == "memory":
+        yield error("parts", "the executor takes the first source's buffer for all", rank, tb, position)

@@ -1,0 +1,128 @@
+"""The memory of all ranks in the abstract execution of a plan: who put what where, and whether that was in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from .finding import Finding, error, warning
+from .plan_clock import Block, Event
+from .plan_file import Part, PlanFile
+
+#: Contributions: (rank, chunk of its input).
+Content = frozenset[tuple[int, int]]
+
+_BUFFER_NAMES = {"i": "input", "o": "output", "s": "scratch"}
+
+
+class Place(NamedTuple):
+    """A chunk's worth of a rank's memory."""
+
+    rank: int
+    buffer: str
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{_BUFFER_NAMES[self.buffer]} chunk {self.chunk} of rank {self.rank}"
+
+
+@dataclass
+class _Cell:
+    """What is at a place, who wrote it, and who has read it since."""
+
+    content: Content | None = None
+    written: Event | None = None
+    reads: list[Event] = field(default_factory=list)
+
+
+class Memory:
+    """All cells; findings go to `report`."""
+
+    def __init__(self, plan: PlanFile, blocks: list[list[Block]], report: Callable[[Finding], None]) -> None:
+        self.plan, self.blocks, self.report = plan, blocks, report
+        self.cells: dict[Place, _Cell] = defaultdict(_Cell)
+        for rank, gpu in enumerate(plan.gpus):
+            for k in range(gpu.input_chunks):
+                self.cells[self.place(rank, "i", k)].content = frozenset({(rank, k)})
+
+    def place(self, rank: int, buffer: str, k: int) -> Place:
+        """The one name of memory that has two names when the call is in place."""
+        if not self.plan.inplace or buffer == "s":
+            return Place(rank, buffer, k)
+        gpu = self.plan.gpus[rank]
+        if self.plan.collective == "allgather":
+            return Place(rank, "o", rank * gpu.input_chunks + k if buffer == "i" else k)
+        if self.plan.collective == "reducescatter":
+            return Place(rank, "i", rank * gpu.output_chunks + k if buffer == "o" else k)
+        return Place(rank, "o", k)
+
+    def content(self, rank: int, buffer: str, k: int) -> Content | None:
+        return self.cells[self.place(rank, buffer, k)].content
+
+    def read(self, block: Block, event: Event, part: Part, k: int) -> Content | None:
+        """What is at the k-th chunk of `part`, of its first rank."""
+        place = self.place(part.ranks[0], part.buffer, part.first + k)
+        cell = self.cells[place]
+        self._ordered(block, event, cell.written, place, "reads", "writes")
+        if cell.content is None:
+            self._wrong("empty", f"reads {place}, where nothing has been written", event)
+        cell.reads.append(event)
+        self._entered(block, event, place.rank)
+        return cell.content
+
+    def write(self, block: Block, event: Event, part: Part, k: int, content: Content | None) -> None:
+        """Put `content` at the k-th chunk of `part`, of all its ranks."""
+        for rank in part.ranks:
+            place = self.place(rank, part.buffer, part.first + k)
+            cell = self.cells[place]
+            self._ordered(block, event, cell.written, place, "writes", "writes")
+            for read in cell.reads:
+                self._ordered(block, event, read, place, "writes", "reads")
+            self._entered(block, event, rank)
+            cell.content, cell.written, cell.reads = content, event, []
+
+    def at_rest(self) -> None:
+        """When a rank's launch ends, its memory must be at rest: all that others did there, and what leaves it."""
+        known, softly = [], []
+        for blocks in self.blocks:
+            for block in blocks:
+                block.meet()
+            known.append(np.maximum.reduce([block.known for block in blocks]) if blocks else None)
+            softly.append(np.maximum.reduce([block.weak_known for block in blocks]) if blocks else None)
+        for place, cell in self.cells.items():
+            hard, soft = known[place.rank], softly[place.rank]
+            for event in (cell.written, *cell.reads):
+                if event is None or hard is None or soft is None or (event.rank == place.rank and not event.port):
+                    continue
+                if soft[event.clock] < event.tick:
+                    text = f"uses {place}, whose launch may have ended" + (": flush it" if event.port else "")
+                    self._wrong("port" if event.port else "exit", text, event)
+                elif hard[event.clock] < event.tick:
+                    text = f"uses {place}, whose launch is told so by a relaxed signal only"
+                    self.report(warning("exit", text, event.rank, event.tb, event.op))
+
+    def _ordered(self, block: Block, event: Event, other: Event | None, place: Place, verb: str, others: str) -> None:
+        if other is None or block.knows(other) or (other.clock == event.clock and (event.port or other == event)):
+            return  # a port does one thing after another
+        if other.port:
+            text = (
+                f"{verb} {place}, which a port {others} (gpu {other.rank} tb {other.tb} op {other.op}): flush or wait"
+            )
+            self._wrong("port", text, event)
+        elif other.clock == block.number:
+            self._wrong("race", f"{verb} {place}, which op {other.op} {others}, with no nop between", event)
+        else:
+            text = f"{verb} {place}, which gpu {other.rank} tb {other.tb} op {other.op} {others}, in no order"
+            self._wrong("race", text, event)
+
+    def _entered(self, block: Block, event: Event, rank: int) -> None:
+        """Another's memory is the launch's once one of its threadblocks has said so."""
+        if rank != block.rank and not any(block.known[other.number] for other in self.blocks[rank]):
+            self._wrong("entry", f"uses rank {rank}'s memory before rank {rank} is known to have begun", event)
+
+    def _wrong(self, code: str, text: str, event: Event) -> None:
+        self.report(error(code, text, event.rank, event.tb, event.op))
