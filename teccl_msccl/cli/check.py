@@ -16,21 +16,33 @@ if TYPE_CHECKING:
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="An MSCCL XML file, ours or anyone's.")],
+    file: Annotated[Path, typer.Argument(help="An MSCCL XML or MSCCL++ JSON plan, ours or anyone's.")],
     target: Annotated[
         str | None, typer.Option(help="A runtime, or all; by default the one whose spelling the file has.")
     ] = None,
     root: Annotated[int | None, typer.Option(help="The root, where the data flow does not tell.")] = None,
 ) -> None:
-    """Prove an MSCCL XML: limits, matching, bounds, dependencies, data, races, deadlocks; exit 1 if it is wrong."""
+    """Prove an MSCCL XML or an MSCCL++ plan: limits, matching, bounds, data, races, deadlocks; exit 1 if wrong."""
     from ..program.check import check_file
     from ..program.targets import TARGETS, target_named
 
-    targets = list(TARGETS.values()) if target == "all" else [target_named(target)] if target else []
-    verdicts = check_file(file, targets, root)
+    if file.suffix == ".json":
+        verdicts = [_check_plan(file, target)]
+    else:
+        targets = list(TARGETS.values()) if target == "all" else [target_named(target)] if target else []
+        verdicts = check_file(file, targets, root)
     output.answer(_answer(verdicts), lambda: _show(file, verdicts))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _check_plan(file: Path, target: str | None) -> Verdict:
+    from ..errors import InputError
+    from ..program.check_plan import check_plan_file
+
+    if target not in (None, "all", "mscclpp"):
+        raise InputError(f"{file}: a JSON plan is for mscclpp, not for target {target}; leave --target out")
+    return check_plan_file(file)
 
 
 def _answer(verdicts: list[Verdict]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def lower(
             help="A schedule JSON, as `synth` writes it, or TE-CCL's, SCCL's, TACCL's, ForestColl's.",
         ),
     ],
-    file: Annotated[Path, typer.Option("-o", help="The MSCCL XML to write.")],
+    file: Annotated[Path, typer.Option("-o", help="The MSCCL XML to write; for mscclpp, the JSON plan.")],
     size: Annotated[
         str | None,
         typer.Option("--size", help="Another size than the file's; theirs may have none: 64MB, 64MiB, bytes."),
@@ -36,10 +36,9 @@ def lower(
     """Validate a schedule, ours or another tool's, lower it, prove the program, and write it as MSCCL XML."""
     from ..collective.size import parse_size
     from ..files import check_writable
-    from ..program.lower import lower as lower_schedule
     from ..schedule.read import read_schedule
     from ..topology.model import Topology
-    from .proved import prove
+    from .proved import lower_and_prove
 
     check_writable(file)
     schedule = read_schedule(
@@ -48,8 +47,8 @@ def lower(
         None if size is None else parse_size(size),
     )
     schedule.validate()
-    proved = prove(schedule, lower_schedule(schedule, target, mode=mode, protocol=protocol))
-    proved.program.write(file)
+    proved = lower_and_prove(schedule, target, mode, protocol)
+    proved.write(file)
     output.answer(
         {"schedule": str(schedule_file), "finish_us": schedule.finish_us, **proved.to_json(), "file": str(file)},
         lambda: output.stdout.print("\n".join([*proved.lines(), f"written     {file}"]), soft_wrap=True, markup=False),

@@ -33,7 +33,10 @@ NetworkOption = Annotated[
     ),
 ]
 RootOption = Annotated[int, typer.Option("--root", help="Root of a broadcast, reduce, gather or scatter.")]
-TargetOption = Annotated[str, typer.Option("--target", help="The runtime the program is for: executor, msccl or rccl.")]
+TargetOption = Annotated[
+    str,
+    typer.Option("--target", help="The runtime the program is for: executor, msccl, rccl or mscclpp (a JSON plan)."),
+]
 ModeOption = Annotated[
     str | None, typer.Option("--mode", help="both, inplace or outofplace (default: both where the target can).")
 ]

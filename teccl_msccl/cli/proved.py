@@ -8,34 +8,47 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Refused
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..program.check import Verdict
+    from ..program.mscclpp import ExecutionPlan
     from ..program.program import Program
     from ..schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class ProvedProgram:
-    """A lowered program, what the checker proved of it, and its simulated time."""
+    """A lowered program, what the checker proved of it, and its simulated time; with the MSCCL++ plan made of it,
+    where that is the target: then it is the plan that was proved, and the program that was simulated."""
 
     program: Program
     verdict: Verdict
     finish_us: float
     launch_us: float
+    plan: ExecutionPlan | None = None
+
+    def write(self, path: str | Path) -> None:
+        """Write the target's file."""
+        (self.plan or self.program).write(path)
 
     @property
     def threadblocks_max(self) -> int:
         """Threadblocks of the GPU that has most."""
+        if self.plan is not None:
+            return self.plan.threadblocks_max
         return max(len(gpu.threadblocks) for gpu in self.program.gpus)
 
     @property
     def steps_max(self) -> int:
-        """Steps of the longest threadblock."""
+        """Steps (operations, in a plan) of the longest threadblock."""
+        if self.plan is not None:
+            return self.plan.operations_max
         return max((len(tb.steps) for gpu in self.program.gpus for tb in gpu.threadblocks), default=0)
 
     def to_json(self) -> dict[str, Any]:
         """The keys that `synth` and `lower` share."""
         return {
-            "target": self.program.target,
+            "target": self.verdict.target,
             "program_finish_us": self.finish_us,
             "launch_us": self.launch_us,
             "nchunks": self.program.nchunks,
@@ -51,23 +64,49 @@ class ProvedProgram:
         modes = [
             name for name, has in (("in place", self.program.inplace), ("out of place", self.program.outofplace)) if has
         ]
+        deadlock = f"; deadlock free from {self.verdict.min_credits} credit(s) up" if self.plan is None else ""
+        steps = "steps" if self.plan is None else "operations"
         return [
-            f"program     target {self.program.target}, {self.program.protocol}, {' and '.join(modes)}: "
+            f"program     target {self.verdict.target}, {self.program.protocol}, {' and '.join(modes)}: "
             f"{self.program.nchannels} channels, at most {self.threadblocks_max} threadblocks a GPU "
-            f"and {self.steps_max} steps a threadblock, nchunksperloop {self.program.nchunks}",
+            f"and {self.steps_max} {steps} a threadblock, nchunksperloop {self.program.nchunks}",
             f"simulated   {self.finish_us:.3f} µs as this program (plus {self.launch_us:g} µs to launch)",
-            f"proved      {proofs}; deadlock free from {self.verdict.min_credits} credit(s) up",
+            f"proved      {proofs}{deadlock}",
         ]
+
+
+def lower_and_prove(schedule: Schedule, target: str, mode: str | None, protocol: str) -> ProvedProgram:
+    """Lower `schedule` for `target`, MSCCL++ included, and prove what comes of it."""
+    from ..program.lower import lower
+
+    if target != "mscclpp":
+        return prove(schedule, lower(schedule, target, mode=mode, protocol=protocol))
+    from ..program.check_plan import check_plan
+    from ..program.lower_plan import lower_plan
+
+    program, plan = lower_plan(schedule, mode=mode, protocol=protocol)
+    verdict = check_plan(plan.value)
+    _require(verdict)
+    return _timed(schedule, program, verdict, plan)
 
 
 def prove(schedule: Schedule, program: Program) -> ProvedProgram:
     """Check and simulate `program`. Raises `Refused`, with the first finding, when it is not right."""
     from ..program.check import check
-    from ..program.simulate import simulate
 
     verdict = check(program, root=schedule.demand.root)
+    _require(verdict)
+    return _timed(schedule, program, verdict, None)
+
+
+def _require(verdict: Verdict) -> None:
     if not verdict.ok:
         first = next(finding for finding in verdict.findings if finding.level == "error")
         raise Refused(f"the lowered program does not pass the checker: {first.code}: {first.text}; please report this")
+
+
+def _timed(schedule: Schedule, program: Program, verdict: Verdict, plan: ExecutionPlan | None) -> ProvedProgram:
+    from ..program.simulate import simulate
+
     timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
-    return ProvedProgram(program, verdict, timing.finish_us, timing.launch_us)
+    return ProvedProgram(program, verdict, timing.finish_us, timing.launch_us, plan)

@@ -32,7 +32,9 @@ def synth(
     topology: TopologyArgument,
     collective: CollectiveArgument,
     size: SizeOption,
-    file: Annotated[Path | None, typer.Option("-o", help="The MSCCL XML to write (default COLLECTIVE.xml).")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-o", help="The file to write (default COLLECTIVE.xml, or .json).")
+    ] = None,
     schedule_file: Annotated[Path | None, typer.Option("--schedule", help="Write the schedule JSON too.")] = None,
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report to a file too.")] = None,
     hosts: HostsOption = 1,
@@ -59,17 +61,16 @@ def synth(
     from ..collective.demand import collective_named
     from ..collective.size import parse_size
     from ..files import check_writable, write_text
-    from ..program.lower import lower
     from ..schedule.schedule import Schedule
     from ..synthesis.portfolio import run
     from ..synthesis.problem import Problem
     from ..synthesis.settings import Settings
     from ..topology.catalog import load
     from .progress import SynthesisProgress
-    from .proved import prove
+    from .proved import lower_and_prove
 
     collective = collective_named(collective)
-    file = file or Path(f"{collective}.xml")
+    file = file or Path(f"{collective}.{'json' if target == 'mscclpp' else 'xml'}")
     check_writable(file, schedule_file, report_file)
     detected = load(topology, hosts=hosts, network=network)
     for finding in detected.findings:
@@ -87,10 +88,10 @@ def synth(
     if synthesis.interrupted:
         output.warn("interrupted: this is the best schedule so far")
     schedule = synthesis.schedule
-    proved = prove(schedule, lower(schedule, target, mode=mode, protocol=protocol))
+    proved = lower_and_prove(schedule, target, mode, protocol)
     if schedule_file is not None:
         schedule.write(schedule_file)
-    proved.program.write(file)
+    proved.write(file)
     text = "\n".join(_report(synthesis, proved, str(file))) + "\n"
     if report_file is not None:
         write_text(report_file, text)

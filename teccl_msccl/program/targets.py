@@ -115,6 +115,10 @@ DEFAULT_TARGET = "executor"
 
 def target_named(name: str) -> Target:
     """The target called `name`."""
+    if name == "mscclpp":
+        raise InputError(
+            "target mscclpp has plans in JSON, not programs; use synth or lower with it, and check on its file"
+        )
     if name not in TARGETS:
         raise InputError(f"unknown target {name!r}; use {', '.join(TARGETS)}")
     return TARGETS[name]

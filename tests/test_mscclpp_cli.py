@@ -1,0 +1,83 @@
+"""MSCCL++ plans from the command line, and their way into MSCCL++'s Python API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from teccl_msccl.cli import main
+from teccl_msccl.errors import InputError
+from teccl_msccl.runtime.mscclpp import register
+
+
+def run(*argv: Any) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in argv])
+    return int(stop.value.code or 0)
+
+
+QUICK = ("--method", "greedy", "--time-limit", 0, "--target", "mscclpp")
+
+
+def test_a_plan_is_written_proved_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("synth", "a100x4x2", "allgather", "--size", "8MB", *QUICK, "--schedule", "s.json", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["target"], answer["file"], answer["min_credits"]) == ("mscclpp", "allgather.json", None)
+    plan = json.loads(Path("allgather.json").read_text())
+    assert {c["channel_type"] for gpu in plan["gpus"] for c in gpu["channels"]} == {"memory", "port"}
+    assert answer["steps_max"] == max(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"]) <= 64
+    assert run("check", "allgather.json", "--json") == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["ok"] and verdict["target"] == "mscclpp"
+    assert verdict["proofs"] == dict.fromkeys(("limits", "progress", "data", "races"), "proved")
+    assert run("lower", "s.json", "-o", "in.json", "--target", "mscclpp", "--mode", "inplace") == 0
+    assert json.loads(Path("in.json").read_text())["inplace"] is True
+    capsys.readouterr()
+    plan["gpus"][0]["threadblocks"][0]["ops"].pop(0)
+    Path("bad.json").write_text(json.dumps(plan))
+    assert run("check", "bad.json") == 1
+    assert "NOT OK for mscclpp" in capsys.readouterr().out.replace("\n", " ")
+    assert run("check", "allgather.json", "--target", "rccl") == 2
+    assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--mode", "both") == 2
+    assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--protocol", "LL") == 1
+    assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK) == 1
+    assert run("check", "s.json") == 2
+    assert "'name' is missing" in capsys.readouterr().err
+
+
+def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in of the few names that MSCCL++ has for it."""
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"name": "mine", "collective": "allgather", "gpus": [{}, {}]}))
+    monkeypatch.setitem(sys.modules, "mscclpp", None)
+    with pytest.raises(InputError, match="is not here"):
+        register([path], rank=0, world_size=2, ranks_per_node=2)
+    added: list[Any] = []
+    fake, core = ModuleType("mscclpp"), ModuleType("mscclpp._mscclpp")
+
+    class Algorithm(SimpleNamespace):
+        Constraint = SimpleNamespace
+
+    fake.Algorithm = Algorithm  # type: ignore[attr-defined]
+    fake.AlgorithmCollectionBuilder = lambda: SimpleNamespace(add_algorithm_builder=added.append)  # type: ignore[attr-defined]
+    core.CppExecutionPlan = lambda file, rank: (file, rank)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mscclpp", fake)
+    monkeypatch.setitem(sys.modules, "mscclpp._mscclpp", core)
+    kept = register([path], rank=1, world_size=2, ranks_per_node=1, tags={"default": 1})
+    assert kept == added and vars(kept[0]) == {
+        "id": "mine:plan.json", "execution_plan": (str(path), 1),
+        "constraint": SimpleNamespace(world_size=2, n_ranks_per_node=1), "tags": {"default": 1},
+    }  # fmt: skip
+    with pytest.raises(InputError, match="for 2 ranks, not 4"):
+        register([path], rank=0, world_size=4, ranks_per_node=4)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="no MSCCL"):
+        register([path], rank=0, world_size=2, ranks_per_node=2)
