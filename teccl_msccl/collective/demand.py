@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 #: Collectives whose size counts all ranks' shares, so that a chunk is size / (nranks · chunks per rank).
 _SIZE_SPANS_RANKS = frozenset({"allgather", "reduce_scatter", "alltoall", "gather", "scatter"})
 #: Chunks that a demand may have: far more than any file can hold.
-MOST_CHUNKS = 1_000_000
+MOST_CHUNKS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,18 @@ _Pattern = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def _allgather(nranks: int, nchunks: int, root: int) -> _Pattern:
-    return [((rank,), tuple(range(nranks))) for rank in range(nranks) for _ in range(nchunks)]
+    everyone = tuple(range(nranks))
+    return [((rank,), everyone) for rank in range(nranks) for _ in range(nchunks)]
 
 
 def _reduce_scatter(nranks: int, nchunks: int, root: int) -> _Pattern:
-    return [(tuple(range(nranks)), (rank,)) for rank in range(nranks) for _ in range(nchunks)]
+    everyone = tuple(range(nranks))
+    return [(everyone, (rank,)) for rank in range(nranks) for _ in range(nchunks)]
 
 
 def _allreduce(nranks: int, nchunks: int, root: int) -> _Pattern:
-    return [(tuple(range(nranks)), tuple(range(nranks))) for _ in range(nchunks)]
+    everyone = tuple(range(nranks))
+    return [(everyone, everyone) for _ in range(nchunks)]
 
 
 def _alltoall(nranks: int, nchunks: int, root: int) -> _Pattern:
@@ -185,6 +188,7 @@ def collective_named(name: str) -> str:
     return SPELLINGS[name.lower()]
 
 
+@lru_cache(maxsize=4)  # an alltoall among a thousand takes seconds to write down
 def demand_for(collective: str, nranks: int, size_bytes: float, nchunks: int = 1, root: int = 0) -> Demand:
     """The Demand of a named collective.
 

@@ -54,7 +54,7 @@ def retime(schedule: Schedule) -> Schedule:
         starts, arrivals = play(schedule.topology, schedule.demand, ordered)
     else:
         starts, arrivals = shifted[2].tolist(), shifted[3].tolist()
-    sends = tuple(send._replace(start_us=start) for send, start in zip(ordered, starts, strict=True))
+    sends = tuple(Send(x.chunk, x.path, start, x.reduce) for x, start in zip(ordered, starts, strict=True))
     return replace(schedule, sends=sends, finish_us=max(arrivals, default=0.0))
 
 

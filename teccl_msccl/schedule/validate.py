@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InputError, Refused
 
 if TYPE_CHECKING:
-    from .schedule import Schedule, Send
+    from .schedule import Schedule
 
 #: Times are sums of a few thousand doubles: equal to within this share of themselves (and never less than of 1 µs).
 TOLERANCE = 1e-9
@@ -28,9 +28,9 @@ def validate(schedule: Schedule) -> None:
     O(sends · path length · log sends): about 20 µs a send.
     """
     _check_sends(schedule)
-    crossings = _Crossings(schedule)
+    crossings = _crossings(schedule)
     _check_links(schedule, crossings)
-    arrivals = [crossings.of(send).arrival + send.start_us for send in schedule.sends]
+    arrivals = [crossing.arrival + send.start_us for crossing, send in zip(crossings, schedule.sends, strict=True)]
     holdings = _Holdings(schedule, crossings)
     arriving: list[tuple[float, int]] = []
     for i in sorted(range(len(arrivals)), key=lambda i: schedule.sends[i].start_us):
@@ -81,46 +81,44 @@ class _Crossing(NamedTuple):
     target: int
 
 
-class _Crossings:
-    """The crossing of every path by chunks of every size."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._known: dict[tuple[tuple[int, ...], float], _Crossing] = {}
-
-    def of(self, send: Send) -> _Crossing:
-        key = (send.path, self._schedule.demand.chunks[send.chunk].bytes)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._crossing(*key)
-        return found
-
-    def _crossing(self, path: tuple[int, ...], nbytes: float) -> _Crossing:
-        """The tail leaves a link when the slowest link so far has passed all bytes on; each link is taken for the
-        time that it needs itself, up to then."""
-        topology = self._schedule.topology
-        links = [topology.link_by_id[id] for id in path]
-        head, rate = 0.0, math.inf
-        windows = []
-        for link in links:
-            rate = min(rate, link.bandwidth_GBps * 1000.0)
-            tail = head + nbytes / rate
-            windows.append((link.id, tail - nbytes / (link.bandwidth_GBps * 1000.0), tail))
-            head += link.alpha_us
-        ends = topology.rank_of[links[0].src], topology.rank_of[links[-1].dst]
-        return _Crossing(tuple(windows), head + nbytes / rate, *ends)
+def _crossings(schedule: Schedule) -> list[_Crossing]:
+    """What every send does; one object for all chunks of a size on a path."""
+    known: dict[tuple[tuple[int, ...], float], _Crossing] = {}
+    crossings = []
+    for send in schedule.sends:
+        key = (send.path, schedule.demand.chunks[send.chunk].bytes)
+        if key not in known:
+            known[key] = _crossing(schedule, *key)
+        crossings.append(known[key])
+    return crossings
 
 
-def _check_links(schedule: Schedule, crossings: _Crossings) -> None:
+def _crossing(schedule: Schedule, path: tuple[int, ...], nbytes: float) -> _Crossing:
+    """The tail leaves a link when the slowest link so far has passed all bytes on; each link is taken for the time
+    that it needs itself, up to then."""
+    topology = schedule.topology
+    links = [topology.link_by_id[id] for id in path]
+    head, rate = 0.0, math.inf
+    windows = []
+    for link in links:
+        rate = min(rate, link.bandwidth_GBps * 1000.0)
+        tail = head + nbytes / rate
+        windows.append((link.id, tail - nbytes / (link.bandwidth_GBps * 1000.0), tail))
+        head += link.alpha_us
+    ends = topology.rank_of[links[0].src], topology.rank_of[links[-1].dst]
+    return _Crossing(tuple(windows), head + nbytes / rate, *ends)
+
+
+def _check_links(schedule: Schedule, crossings: list[_Crossing]) -> None:
     """No link is occupied twice at once: its windows, sorted, do not overlap."""
-    senders: dict[_Crossing, list[int]] = defaultdict(list)
-    for i, send in enumerate(schedule.sends):
-        senders[crossings.of(send)].append(i)
+    senders: dict[int, list[int]] = defaultdict(list)
+    for i, crossing in enumerate(crossings):
+        senders[id(crossing)].append(i)
     starts = np.array([send.start_us for send in schedule.sends])
     columns: list[tuple[np.ndarray, ...]] = []
-    for crossing, those in senders.items():
+    for those in senders.values():
         sends = np.array(those)
-        for link, begin, end in crossing.windows:
+        for link, begin, end in crossings[those[0]].windows:
             columns.append((np.full(len(sends), link), starts[sends] + begin, starts[sends] + end, sends))
     if not columns:
         return
@@ -140,7 +138,7 @@ def _check_links(schedule: Schedule, crossings: _Crossings) -> None:
 class _Holdings:
     """Who holds which contributions of every chunk (a bit for each rank), as events pass in time order."""
 
-    def __init__(self, schedule: Schedule, crossings: _Crossings) -> None:
+    def __init__(self, schedule: Schedule, crossings: list[_Crossing]) -> None:
         self.schedule = schedule
         self.crossings = crossings
         masks: dict[tuple[int, ...], int] = {}
@@ -157,7 +155,7 @@ class _Holdings:
 
     def depart(self, i: int) -> None:
         send = self.schedule.sends[i]
-        source = self.crossings.of(send).source
+        source = self.crossings[i].source
         content = self.held.get((send.chunk, source))
         if content is None:
             raise Refused(
@@ -171,7 +169,7 @@ class _Holdings:
 
     def arrive(self, i: int) -> None:
         send = self.schedule.sends[i]
-        target = self.crossings.of(send).target
+        target = self.crossings[i].target
         content = self.in_flight.pop(i)
         place = (send.chunk, target)
         if not send.reduce:

@@ -27,14 +27,16 @@ from .problem import Problem
 from .quotient import Path, Quotient, QuotientSends, Timeline, played, shared_orbits
 from .settings import Settings
 
-#: Collectives that are scheduled by hierarchy; the others are made of these (see `Problem.stages`).
-COLLECTIVES = ("allgather", "alltoall")
+#: Collectives that are scheduled by hierarchy: allgather and alltoall, and what is made of these.
+COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
 #: Trials of the greedy search on a rail, and ways × chunks beyond which there is only one.
 RAIL_TRIALS = 8
 MANY = 20_000
 
-#: The gap that is good enough, and what more chunks must gain.
+#: The gap that is good enough to stop at, the one at which hosts as they are need no other way, and what more chunks
+#: must gain.
 ENOUGH = 2e-3
+GOOD = 0.05
 WORTHWHILE = 5e-3
 
 #: Solves a sub-problem: the best schedule found for it.
@@ -205,13 +207,15 @@ def search_hierarchically(incumbent: Incumbent, settings: Settings, solver: Solv
     More chunks are tried for as long as they make the whole faster.
     """
     incumbent.phase = "hierarchy"
-    if any(stage.demand(1).collective not in COLLECTIVES for stage in incumbent.stages):
+    if incumbent.problem.collective not in COLLECTIVES:
         return
     hierarchies = [Hierarchy.of(stage.topology, solver) for stage in incumbent.stages]
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     best_us = inf
     for c in counts:
         for share in (1.0, 1 / len(incumbent.problem.topology.hosts)):
+            if share < 1 and incumbent.closed(GOOD):
+                continue
             for i, (stage, hierarchy) in enumerate(zip(incumbent.stages, hierarchies, strict=True)):
                 if hierarchy is None or (incumbent.best is not None and incumbent.seconds_left <= 0):
                     return

@@ -61,8 +61,9 @@ class Incumbent:
         """A schedule for one stage, maybe better: see what it makes of the whole."""
         c = part.demand.nchunks
         known = self.parts[stage].get(c)
-        if known is None or part.finish_us < known.finish_us:
-            self.parts[stage][c] = part
+        if known is not None and part.finish_us >= known.finish_us:
+            return
+        self.parts[stage][c] = part
         if all(c in parts for parts in self.parts):
             self._consider(self.problem.assemble([parts[c] for parts in self.parts]))
         self.tell()

@@ -15,9 +15,10 @@ def mirrored(schedule: Schedule, topology: Topology, demand: Demand) -> Schedule
     Every send is reversed in time and direction and merges what it brings: the tree that spread a chunk from its
     origin now gathers it there. (ForestColl, arXiv 2402.06787, §2, and others before it.)
     """
+    arrivals = _arrivals_us(schedule)
     backwards = [
-        Send(send.chunk, tuple(reversed(send.path)), schedule.finish_us - schedule.arrival_us(send), reduce=True)
-        for send in schedule.sends
+        Send(send.chunk, send.path[::-1], schedule.finish_us - arrival, reduce=True)
+        for send, arrival in zip(schedule.sends, arrivals, strict=True)
     ]
     # Equal times keep the reversed order, in which whatever a send merges comes before it.
     backwards.reverse()
@@ -25,10 +26,22 @@ def mirrored(schedule: Schedule, topology: Topology, demand: Demand) -> Schedule
     return Schedule(topology, demand, tuple(backwards), schedule.finish_us).retimed()
 
 
+def _arrivals_us(schedule: Schedule) -> list[float]:
+    """When each send has arrived; crossings worked out once for chunks of a size on a path."""
+    known: dict[tuple[tuple[int, ...], float], float] = {}
+    arrivals = []
+    for send in schedule.sends:
+        key = (send.path, schedule.demand.chunks[send.chunk].bytes)
+        if key not in known:
+            known[key] = schedule.arrival_us(send._replace(start_us=0.0))
+        arrivals.append(send.start_us + known[key])
+    return arrivals
+
+
 def chained(reduce_scatter: Schedule, allgather: Schedule, demand: Demand) -> Schedule:
     """The allreduce that gathers every chunk at its owner and spreads it from there, the phases overlapping
     wherever links and data allow."""
     offset = reduce_scatter.finish_us
-    second = tuple(send._replace(start_us=send.start_us + offset) for send in allgather.sends)
+    second = tuple(Send(chunk, path, start + offset, merges) for chunk, path, start, merges in allgather.sends)
     whole = replace(reduce_scatter, demand=demand, sends=reduce_scatter.sends + second)
     return whole.retimed()

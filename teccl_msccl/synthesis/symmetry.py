@@ -18,12 +18,15 @@ from .incumbent import Incumbent
 from .quotient import Quotient, QuotientSends, Timeline, played
 from .settings import Settings
 
-#: Collectives that ask the same of every GPU and copy; the reducing ones are made of these (see `Problem.stages`).
-COLLECTIVES = ("allgather", "alltoall")
+#: Collectives that ask the same of every GPU.
+COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
 #: Work per round of the search over chunk counts, in about microseconds of one core.
 EFFORT = 5.0e5
 #: The part of the time that is left which this search may take.
 SHARE = 0.3
+#: Ways between GPUs beyond which a trial takes seconds, and is only worth it for a larger gap than this.
+MANY_WAYS = 20_000
+GOOD = 0.05
 #: Ways between GPUs beyond which a trial takes minutes.
 MOST_WAYS = 150_000
 
@@ -51,12 +54,17 @@ class SymmetricSearch:
             return None
         return cls(Quotient(translations, tuple(range(translations.ranks.shape[1])), paths, {}))
 
+    @property
+    def nways(self) -> int:
+        """How many ways there are between GPUs."""
+        return len(self.quotient.paths) * self.quotient.translations.count
+
     def cost(self, demand: Demand) -> float:
         """A trial's work, in about microseconds."""
         chunks = self._chunks(demand)
         sends = sum(len(want) for _, _, want in chunks)
-        ways, n = len(self.quotient.paths) * self.quotient.translations.count, self.quotient.nranks
-        return 300 + sends * (1 + 0.015 * ways + 0.015 * len(chunks) + 0.001 * n * n)
+        n = self.quotient.nranks
+        return 300 + sends * (1 + 0.015 * self.nways + 0.015 * len(chunks) + 0.001 * n * n)
 
     def trials(
         self, demand: Demand, seeds: range, jobs: int = 1, deadline_us: Callable[[int], float] = lambda seed: inf
@@ -111,11 +119,13 @@ class SymmetricSearch:
 def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
     """Every stage of a problem that is symmetric, over the chunk counts."""
     incumbent.phase = "symmetry"
+    if incumbent.problem.collective not in COLLECTIVES:
+        return
     for i, stage in enumerate(incumbent.stages):
-        if stage.demand(1).collective not in COLLECTIVES:
-            return
         search = SymmetricSearch.of(stage.topology)
         if search is None or search.cost(stage.demand(1)) > SHARE / 4 * 1e6 * incumbent.seconds_left:
+            return
+        if search.nways > MANY_WAYS and incumbent.closed(GOOD):
             return
         incumbent.tell()
         search_stage(incumbent, i, search, settings, EFFORT, SHARE)
