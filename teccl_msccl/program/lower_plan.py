@@ -9,8 +9,8 @@ from .mscclpp import ExecutionPlan, execution_plan
 from .placement import MODES
 from .program import Program
 
-#: Multiples of the channels that are tried; None: as many as the program simulator likes best.
-_SPREADS = (None, 1)
+#: Channels of a connection, and parts of a chunk, that are tried; None: as many as the program simulator likes best.
+_WIDTHS = (None, 1)
 
 
 def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "auto") -> tuple[Program, ExecutionPlan]:
@@ -27,9 +27,9 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
     topology = schedule.topology
     hosts = [topology.node_by_id[gpu].host for gpu in topology.gpus]
     refusal: Refused | None = None
-    for spread in _SPREADS:
+    for width in _WIDTHS:
         try:
-            program = lower(schedule, mode=mode, protocol="Simple", spread=spread)
+            program = lower(schedule, mode=mode, protocol="Simple", spread=width, instances=width)
             return program, execution_plan(program, hosts=hosts)
         except Refused as error:
             refusal = error

@@ -24,6 +24,9 @@ from .mscclpp_threadblock import Channel, Operations, RemoteBuffer
 from .program import SENDING, Program, Step
 from .targets import MSCCLPP, PlanLimits
 
+#: With this many times the semaphores that there are, joining threadblocks two by two takes long and seldom suffices.
+_FAR = 3
+
 Point = tuple[At, bool]
 Group = tuple[At, ...]
 
@@ -211,13 +214,17 @@ class _Gpu:
         blocks = self.program.gpus[self.rank].threadblocks
         whole = [tuple(At(self.rank, tb, i) for i in range(len(block.steps))) for tb, block in enumerate(blocks)]
         groups: list[Group] = [steps for steps in whole if steps]
+        packed = False
         while True:
             grouping = self._grouping(groups)
             built = [self._operations(group, grouping) for group in groups]
             lacking = self._lacking(built, len(grouping.semaphores))
             if not lacking:
                 return built, len(grouping.semaphores)
-            divided = self._halve(groups, built) or self._join(groups, grouping)
+            far = len(grouping.semaphores) > _FAR * self.limits.max_semaphores
+            divided = self._halve(groups, built) or (None if far else self._join(groups, grouping))
+            if divided is None and not packed:
+                packed, divided = True, self._packed()
             if divided is None:
                 raise Refused(
                     f"target mscclpp: rank {self.rank} {lacking}; synthesize with fewer --chunks, or for fewer GPUs"
@@ -272,6 +279,16 @@ class _Gpu:
                 rest -= {one, other}
                 joined.append(group)
         return [*(group for group in groups if group in rest), *joined] if joined else None
+
+    def _packed(self) -> list[Group]:
+        """The program's threadblocks dealt out evenly over so few that every two may have semaphores both ways."""
+        number = max(k for k in range(1, 6) if k * (k - 1) <= max(self.limits.max_semaphores, 0))
+        packed: list[Group] = [()] * number
+        blocks = self.program.gpus[self.rank].threadblocks
+        for tb in sorted(range(len(blocks)), key=lambda tb: (-len(blocks[tb].steps), tb)):
+            least = min(range(number), key=lambda i: len(packed[i]))
+            packed[least] += tuple(At(self.rank, tb, i) for i in range(len(blocks[tb].steps)))
+        return [group for group in packed if group]
 
     # -- operations --------------------------------------------------------------------------------------------
 
