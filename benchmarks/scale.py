@@ -138,8 +138,8 @@ def main() -> int:
         return 0
     print(f"{os.cpu_count()} cores; targets: 64 GPUs ≤ 10 s, 256 ≤ 60 s, 1,024 ≤ 600 s and 8 GB; gap ≤ 5 % at 1 GB")
     print(
-        f"{'GPUs':>4} {'collective':14} {'size':>4} {'finish µs':>11} {'bound µs':>11} {'gap':>7} {'s':>6} {'CPU s':>6} "
-        f"{'MB':>6} {'sends':>8} {'JSON MB':>8} {'found by':>10}  targets; program"
+        f"{'GPUs':>4} {'collective':14} {'size':>4} {'finish µs':>11} {'bound µs':>11} {'gap':>7} {'s':>6} "
+        f"{'CPU s':>6} {'MB':>6} {'sends':>8} {'JSON MB':>8} {'found by':>10}  targets; program"
     )
     good, seconds = True, defaultdict(list)
     for gpus in (gpus for gpus in TARGETS if asked.min_gpus <= gpus <= asked.max_gpus):
@@ -157,9 +157,9 @@ def main() -> int:
                 seconds[collective].append((gpus, row["seconds"]))
                 verdict = f"MISSED {', '.join(short)}" if short else "met" if TARGETS[gpus][0] else "none"
                 print(
-                    f"{gpus:4} {collective:14} {size:>4} {row['finish_us']:11.3f} {row['bound_us']:11.3f} {row['gap']:7.2%} "
-                    f"{row['seconds']:6.1f} {row['cpu_s']:6.1f} {row['peak_mb']:6.0f} {row['sends']:8} {row['json_mb']:8.1f} "
-                    f"{row['method']:>10}  {verdict}; {shown(row)}",
+                    f"{gpus:4} {collective:14} {size:>4} {row['finish_us']:11.3f} {row['bound_us']:11.3f} "
+                    f"{row['gap']:7.2%} {row['seconds']:6.1f} {row['cpu_s']:6.1f} {row['peak_mb']:6.0f} "
+                    f"{row['sends']:8} {row['json_mb']:8.1f} {row['method']:>10}  {verdict}; {shown(row)}",
                     flush=True,
                 )
     if asked.plot:
