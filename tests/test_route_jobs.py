@@ -134,6 +134,24 @@ def test_a_job_alone_takes_its_own_time(router):
     assert len(result.flow_times_s) == 3 * 4
 
 
+def test_pipelines_run_while_the_job_computes():
+    job = {
+        "job": "J",
+        "pp": 2,
+        "dp": 2,
+        "hosts": [0, 2, 1, 3],
+        "bytes": SECOND,
+        "pp_bytes": SECOND / 4,
+        "iterations": 2,
+    }
+    for compute_s, begins in ((1, [1, 3]), (0.1, [0.25, 1.5])):
+        result = simulate(scenario([job | {"compute_s": compute_s}], spines=2))
+        found = {(c.kind, c.iteration): (c.start_s, c.end_s) for c in result.communications}
+        assert [found["dp", i][0] for i in range(2)] == pytest.approx(begins)
+        assert [found["pp", i][0] for i in range(2)] == pytest.approx([0, begins[0] + 1])
+        assert found["pp", 0][1] == pytest.approx(0.25)
+
+
 def test_two_flows_share_a_link_while_both_run():
     result = simulate(scenario([sender("A", 0, 2, 1), sender("B", 1, 3, 1, start_s=0.5)]), mode="flow")
     assert spans(result, "A") == pytest.approx([0, 1.5])

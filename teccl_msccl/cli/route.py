@@ -119,12 +119,13 @@ def check(file: Path, traffic: Traffic, routes: list[Route] | None = None) -> No
 
 def show_report(report: Report, value: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     def table(of: str, rows: dict[str, Any]) -> None:
         listed = Table(of, "rate", "efficiency", "time", box=None)
         for name, row in sorted(rows.items(), key=lambda item: item[1]["efficiency"])[:ROWS]:
-            listed.add_row(name or "(no name)", row["rate"], f"{row['efficiency']:.3f}", row["time"] or "never")
-        output.stdout.print(listed, markup=False)
+            listed.add_row(Text(name or "(no name)"), row["rate"], f"{row['efficiency']:.3f}", row["time"] or "never")
+        output.stdout.print(listed)
         if len(rows) > ROWS:
             output.stdout.print(f"… and {len(rows) - ROWS} more, none less efficient")
         output.stdout.print()

@@ -40,12 +40,13 @@ def simulate(
 
 def _show(value: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("job", "communication", "mean s", "alone s", "slowdown", "iterations", box=None)
     for job, kinds in value["jobs"].items():
         for kind, row in kinds.items():
             table.add_row(
-                job, kind, f"{row['mean_s']:.6g}", f"{row['alone_s']:.6g}", f"{row['slowdown']:.3f}",
+                Text(job), kind, f"{row['mean_s']:.6g}", f"{row['alone_s']:.6g}", f"{row['slowdown']:.3f}",
                 str(len(row["iterations"])),
             )  # fmt: skip
     output.stdout.print(table)

@@ -29,8 +29,6 @@ MODELS: Mapping[str, Model] = {
     "bloom": Model(176 * 10**9, 4, 12, 2048 * 14336 * 2),
     "llama2-70b": Model(70 * 10**9, 8, 16, 4096 * 8192 * 2),
 }
-#: What a job does with the network, in the order of an iteration.
-KINDS = ("flows", "ep", "pp", "dp")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class Job:
 
     Rank ((d·pp + p)·tp + t) uses host (NIC) `hosts[rank // (ranks / len(hosts))]`: one NIC per GPU, or one for several.
     `bytes` are a GPU's gradients, `pp_bytes` what a stage sends the next in an iteration (and gets back), `ep_bytes`
-    what a GPU sends in an all-to-all. An iteration computes for `compute_s`, then communicates. `flows`, where given,
+    what a GPU sends in an all-to-all. An iteration computes for `compute_s`, while pipelines and
+    experts communicate, then reduces the gradients. `flows`, where given,
     are traffic of its own instead of what parallelism says.
     """
 

@@ -1,4 +1,8 @@
-"""RoCEv2: how a queue pair's UDP source port comes about, and what flow label asks for a port (Linux, rdma_cm)."""
+"""RoCEv2: how a queue pair's UDP source port comes about, and what flow label asks for a port.
+
+Linux derives the port from the flow label that a queue pair is given when it becomes ready to send (ib_core's
+`rdma_flow_label_to_udp_sport`), or from the queue pair numbers. mlx5 can also modify the port of one that is ready.
+"""
 
 from __future__ import annotations
 

@@ -20,12 +20,14 @@ from .compiled import as_spines, capacities
 from .controller import Change, Controller, Policy
 from .events import Event, event_from_json
 from .fabric import Clos
-from .job import KINDS, Collective, Job, jobs_from_json, traffic_of
+from .job import Collective, Job, jobs_from_json, traffic_of
 from .metric import non_blocking
 from .routers import optimize
 from .routers.choice import Choice
 from .traffic import FlowKey
 
+#: Kinds of communication that run while a job computes, and those that follow.
+WITHIN, AFTER = ("ep", "pp"), ("flows", "dp")
 #: What is left of a flow below this share has arrived: rounding.
 DONE = 1e-9
 
@@ -250,11 +252,12 @@ class _Run:
         self.next_tick = period_s if period_s > 0 else math.inf
         self.order = count()
         self.agenda: list[tuple[float, int, Any]] = []
+        self.unfinished_parts: dict[str, set[str]] = {}
         self.unfinished = {job.name for job in scenario.jobs}
         self.alone = {
             (job.name, kind): alone_s(scenario.fabric, job.of_kind(kind))
             for job in scenario.jobs
-            for kind in KINDS
+            for kind in (*WITHIN, *AFTER)
             if job.of_kind(kind)
         }
         self.waiting: dict[tuple[str, str], tuple[Job, int, float, NDArray[np.int64]]] = {}
@@ -327,34 +330,48 @@ class _Run:
                 del self.waiting[key]
                 self.done.append(Communication(*key, iteration, start, self.now, self.alone[key]))
                 self.tell("collective_end", {"job": job.name, "collective": key[1]})
-                self.communicate(job, iteration, KINDS.index(key[1]) + 1)
+                self.go_on(job, iteration, key[1])
 
-    # -- jobs ------------------------------------------------------------------------------------------
+    # -- jobs: an iteration computes, while pipelines and experts communicate; then gradients are reduced -----
 
     def arrive(self, job: Job) -> None:
         self.tell("job_arrive", {"job": job.to_json()})
-        self.compute(job, 0)
+        self.iterate(job, 0)
 
-    def compute(self, job: Job, iteration: int) -> None:
-        self.at(self.now + job.compute_s, lambda: self.communicate(job, iteration, 0))
+    def iterate(self, job: Job, iteration: int) -> None:
+        self.unfinished_parts[job.name] = {"compute", *(kind for kind in WITHIN if job.of_kind(kind))}
+        self.at(self.now + job.compute_s, lambda: self.go_on(job, iteration, "compute"))
+        for kind in WITHIN:
+            self.communicate(job, iteration, kind)
 
-    def communicate(self, job: Job, iteration: int, first_kind: int) -> None:
-        """Start the job's next kind of communication, else its next iteration."""
-        for kind in KINDS[first_kind:]:
-            places = np.array([i for c in job.of_kind(kind) for i in self.places[c.name]], dtype=np.int64)
-            if len(places):
-                self.tell("collective_start", {"job": job.name, "collective": kind})
-                self.left[places] = self.bytes[places]
-                self.started[places] = self.now
-                self.active[places] = True
-                self.spine[places] = self.next_spine[places]
-                self.waiting[job.name, kind] = (job, iteration, self.now, places)
-                return
+    def go_on(self, job: Job, iteration: int, ended: str) -> None:
+        """What follows once a part of an iteration has ended, if no other part still runs."""
+        parts = self.unfinished_parts[job.name]
+        parts.discard(ended)
+        if parts:
+            return
+        if ended not in AFTER:
+            parts |= {kind for kind in AFTER if job.of_kind(kind)}
+            for kind in AFTER:
+                self.communicate(job, iteration, kind)
+        if parts:
+            return
         if iteration + 1 < job.iterations:
-            self.compute(job, iteration + 1)
+            self.iterate(job, iteration + 1)
         else:
             self.tell("job_leave", {"job": job.name})
             self.unfinished.discard(job.name)
+
+    def communicate(self, job: Job, iteration: int, kind: str) -> None:
+        """Start all of the job's collectives of a kind, if it has any."""
+        places = np.array([i for c in job.of_kind(kind) for i in self.places[c.name]], dtype=np.int64)
+        if len(places):
+            self.tell("collective_start", {"job": job.name, "collective": kind})
+            self.left[places] = self.bytes[places]
+            self.started[places] = self.now
+            self.active[places] = True
+            self.spine[places] = self.next_spine[places]
+            self.waiting[job.name, kind] = (job, iteration, self.now, places)
 
     # -- routes ----------------------------------------------------------------------------------------
 

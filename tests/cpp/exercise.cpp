@@ -1,5 +1,5 @@
 // Drives every part of the core on small programs and fields, for the sanitizers: interpreter, checker, program
-// simulator, greedy search, schedule clock. Exits with 1 and a line when an answer is wrong.
+// simulator, greedy search, schedule clock, routers. Exits with 1 and a line when an answer is wrong.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +16,7 @@
 #include "greedy.hpp"
 #include "interpreter.hpp"
 #include "retime.hpp"
+#include "routing.hpp"
 #include "simulate_program.hpp"
 
 namespace {
@@ -273,6 +274,42 @@ void search(int n) {
   }
 }
 
+void route(int spines, bool broken) {
+  using namespace teccl::routing;
+  constexpr int kTors = 4, kHosts = 8;
+  Traffic traffic{{kTors, spines, kHosts, {}}, {}, 3};
+  traffic.fabric.capacity.assign(static_cast<std::size_t>(traffic.fabric.links()), 1.0);
+  if (broken) traffic.fabric.capacity[static_cast<std::size_t>(traffic.fabric.up(1, 0))] = 0;
+  for (int i = 0; i < kTors * kHosts; ++i)
+    traffic.flows.push_back({i, (i * 5 + kHosts) % (kTors * kHosts), 1.0 + i % 2, i % 3});
+  const Routes none(traffic.flows.size(), kNone);
+  std::vector<int> live;
+  for (int s = 0; s < spines; ++s) live.push_back(s);
+  const Routes first = greedy(traffic, none);
+  std::vector<Routes> all{first, anneal(traffic, 7, 200)};
+  if (!broken) {
+    all.push_back(equitable(traffic, none, live));
+    all.push_back(equitable(traffic, first, live));
+  }
+  for (Mode mode : {Mode::kCollective, Mode::kFlow, Mode::kStatic}) {
+    all.push_back(polish(traffic, first, mode, 300, 20).routes);
+    for (const Routes& routes : all)
+      for (double rate : rates(traffic, routes, mode).collective) require(rate > 0, "a collective stands still");
+  }
+  std::vector<bool> some(traffic.flows.size());
+  for (std::size_t f = 0; f < some.size(); f += 2) some[f] = true;
+  require(rates_of_active(traffic, first, Mode::kFlow, some).flow[0] > 0, "an active flow stands still");
+  for (const Routes& routes : all)
+    for (std::size_t f = 0; f < routes.size(); ++f)
+      require(traffic.crosses(f) ? traffic.may_use(f, routes[f]) : routes[f] == kNone, "a route over a dead link");
+  const std::vector<int> colours = edge_colours(traffic);
+  for (std::size_t f = 0; f < colours.size(); ++f)
+    for (std::size_t g = 0; g < f; ++g)
+      require(colours[f] == kNone || colours[f] != colours[g] ||
+                  (traffic.from(f) != traffic.from(g) && traffic.to(f) != traffic.to(g)),
+              "equal colours meet");
+}
+
 }  // namespace
 
 int main() {
@@ -289,5 +326,9 @@ int main() {
   simulate(ring);
   simulate(stages);
   search(6);
-  std::puts("interpreter, checker, simulators and search: as expected");
+  for (int spines : {3, 4, 5}) {
+    route(spines, false);
+    route(spines, true);
+  }
+  std::puts("interpreter, checker, simulators, search and routing: as expected");
 }
