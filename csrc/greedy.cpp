@@ -24,14 +24,14 @@ double draw(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
   return static_cast<double>(x >> 11) * 0x1.0p-53;
 }
 
-// Chunks of one size share path timings and GPU-to-GPU distances.
+// Chunks of one size that the same GPUs may hold share path timings and GPU-to-GPU distances.
 struct SizeClass {
   std::vector<PathTiming> timing;              // per path
   std::vector<std::vector<double>> distance;   // GPU × GPU: least time to bring a chunk over, store and forward
   double slack;                                // gains below this are rounding
 };
 
-SizeClass size_class(const Network& network, double bytes) {
+SizeClass size_class(const Network& network, double bytes, const std::vector<int>& holders) {
   const auto n = static_cast<Index>(network.ranks);
   SizeClass size{{}, std::vector<std::vector<double>>(n, std::vector<double>(n, kNever)), 0};
   for (Index i = 0; i < n; ++i) size.distance[i][i] = 0;
@@ -41,8 +41,12 @@ SizeClass size_class(const Network& network, double bytes) {
     longest = std::max(longest, size.timing.back().arrival);
   }
   size.slack = 1e-12 * longest;
+  const auto may_hold = [&](int rank) {
+    return holders.empty() || std::binary_search(holders.begin(), holders.end(), rank);
+  };
   for (Index p = 0; p < network.paths.size(); ++p) {
     const auto& path = network.paths[p];
+    if (!may_hold(path.src) || !may_hold(path.dst)) continue;
     auto& d = size.distance[static_cast<Index>(path.src)][static_cast<Index>(path.dst)];
     d = std::min(d, std::max(1e-9 * longest, size.timing[p].arrival));  // a hop is one even if it takes no time
   }
@@ -60,8 +64,9 @@ class Greedy {
       : network_(network), chunks_(chunks), seed_(seed), noise_(noise), deadline_(deadline_us),
         ranks_(static_cast<Index>(network.ranks)) {
     for (const auto& chunk : chunks)
-      if (!sizes_.count(chunk.bytes)) sizes_.emplace(chunk.bytes, size_class(network, chunk.bytes));
-    for (const auto& chunk : chunks) size_of_.push_back(&sizes_.at(chunk.bytes));
+      if (!sizes_.count({chunk.bytes, chunk.holders}))
+        sizes_.emplace(std::make_pair(chunk.bytes, chunk.holders), size_class(network, chunk.bytes, chunk.holders));
+    for (const auto& chunk : chunks) size_of_.push_back(&sizes_.at({chunk.bytes, chunk.holders}));
     paths_from_.resize(ranks_);
     for (Index p = 0; p < network.paths.size(); ++p)
       paths_from_[static_cast<Index>(network.paths[p].src)].push_back(p);
@@ -154,7 +159,7 @@ class Greedy {
   double score(Index p, Index c) const {
     const double gain = gain_[slot(c, static_cast<Index>(network_.paths[p].dst))];
     if (gain <= size_of_[c]->slack) return 0;
-    return gain * (1 + noise_ * draw(seed_, p, c)) + 1e-9 * draw(seed_ + 1, p, c);
+    return chunks_[c].weight * gain * (1 + noise_ * draw(seed_, p, c)) + 1e-9 * draw(seed_ + 1, p, c);
   }
 
   // The best chunk that path p could carry from `now` on, if any. A path that has a chunk to carry but not the links
@@ -233,7 +238,7 @@ class Greedy {
   const double noise_;
   double deadline_;
   const Index ranks_;
-  std::map<double, SizeClass> sizes_;
+  std::map<std::pair<double, std::vector<int>>, SizeClass> sizes_;
   std::vector<const SizeClass*> size_of_;          // per chunk
   std::vector<std::vector<Index>> paths_from_;     // per GPU
   std::vector<bool> awaits_links_;                 // per path: a wakeup is due

@@ -25,6 +25,8 @@ struct DemandedChunk {
   bool reduce;
   std::vector<int> origin;
   std::vector<int> want;
+  std::vector<int> holders{};  // GPUs that may hold it, ascending; empty: all
+  double weight = 1;           // what it is worth to bring it nearer, against others on the same links
 };
 
 // When a transfer on a path occupies each link, relative to its start, and when it arrives.

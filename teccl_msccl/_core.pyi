@@ -131,7 +131,13 @@ class Network:
     ) -> None: ...
 
 class Demanded:
-    def __init__(self, *, chunks: list[tuple[float, bool, list[int], list[int]]]) -> None: ...
+    def __init__(
+        self,
+        *,
+        chunks: list[tuple[float, bool, list[int], list[int]]],
+        holders: list[list[int]] = ...,
+        weights: list[float] = ...,
+    ) -> None: ...
 
 _Sends = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
 

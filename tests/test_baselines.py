@@ -21,7 +21,7 @@ from teccl_msccl.synthesis.bounds import lower_bound_us
 from teccl_msccl.synthesis.portfolio import method_named
 from teccl_msccl.topology.model import Topology
 
-SERVED = [(name, collective) for name, baseline in BASELINES.items() for collective in baseline.serves]
+SERVED = [(name, each) for name, baseline in BASELINES.items() for each in baseline.serves if each in COLLECTIVES]
 ONE_HOST = [(name, collective) for name, collective in SERVED if name != "hierarchical"]
 
 

@@ -143,7 +143,7 @@ def test_a_start_for_something_else_is_refused():
     ask = {"start": start, "time_limit": 0, "root": 1}
     assert run(ring, "broadcast", "1MB", **ask).schedule.finish_us <= start.finish_us
     for what, topology, collective, size, more in (
-        ("another topology", Topology.load("line-4"), "broadcast", "1MB", {}),
+        ("another topology", Topology.load("full-4"), "broadcast", "1MB", {}),
         ("collective", ring, "scatter", "1MB", {}),
         ("use its size", ring, "broadcast", "2MB", {}),
         ("another root", ring, "broadcast", "1MB", {"root": 0}),

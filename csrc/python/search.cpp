@@ -25,9 +25,12 @@ Network make_network(int ranks, const std::vector<double>& bandwidth_GBps, const
   return network;
 }
 
-Demanded make_demand(const std::vector<std::tuple<double, bool, std::vector<int>, std::vector<int>>>& chunks) {
+Demanded make_demand(const std::vector<std::tuple<double, bool, std::vector<int>, std::vector<int>>>& chunks,
+                     const std::vector<std::vector<int>>& holders, const std::vector<double>& weights) {
   Demanded demand;
   for (const auto& [bytes, reduce, origin, want] : chunks) demand.chunks.push_back({bytes, reduce, origin, want});
+  for (std::size_t i = 0; i < holders.size(); ++i) demand.chunks.at(i).holders = holders[i];
+  for (std::size_t i = 0; i < weights.size(); ++i) demand.chunks.at(i).weight = weights[i];
   return demand;
 }
 
@@ -52,7 +55,9 @@ void bind_search(py::module_& module) {
   py::class_<Network>(module, "Network")
       .def(py::init(&make_network), py::arg("ranks"), py::arg("bandwidth_GBps"), py::arg("alpha_us"),
            py::arg("paths"));
-  py::class_<Demanded>(module, "Demanded").def(py::init(&make_demand), py::arg("chunks"));
+  py::class_<Demanded>(module, "Demanded").def(
+      py::init(&make_demand), py::arg("chunks"), py::arg("holders") = std::vector<std::vector<int>>{},
+      py::arg("weights") = std::vector<double>{});
   module.def(
       "retime",
       [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path) {

@@ -4,34 +4,53 @@ from __future__ import annotations
 
 from . import output
 from .app import app
-from .options import CollectiveArgument, HostsOption, NetworkOption, RootOption, SizeOption, TopologyArgument
+from .options import (
+    AskedSizeOption,
+    CollectiveArgument,
+    DemandOption,
+    GroupOption,
+    HostsOption,
+    MatrixOption,
+    NetworkOption,
+    RootOption,
+    TopologyArgument,
+    WithoutOption,
+)
 
 
 @app.command()
 def bounds(
     topology: TopologyArgument,
     collective: CollectiveArgument,
-    size: SizeOption,
+    size: AskedSizeOption = None,
     hosts: HostsOption = 1,
     network: NetworkOption = None,
     root: RootOption = 0,
+    group: GroupOption = None,
+    matrix: MatrixOption = None,
+    demand: DemandOption = None,
+    without: WithoutOption = None,
 ) -> None:
     """Lower bounds on the time of a collective, each with what proves it."""
     from rich.table import Table
 
-    from ..collective.demand import demand_for
-    from ..collective.size import format_size, parse_size
+    from ..collective.size import format_size
+    from ..synthesis.ask import ask
     from ..synthesis.bounds import lower_bounds
-    from ..topology.model import Topology
+    from ..topology.catalog import load
+    from ..topology.without import without as degraded
 
-    size_bytes = parse_size(size)
-    machine = Topology.load(topology, hosts=hosts, network=network)
-    demand = demand_for(collective, machine.nranks, size_bytes, 1, root)
-    found = lower_bounds(machine, demand)
+    left = degraded(load(topology, hosts=hosts, network=network).topology, without or [])
+    for finding in left.findings:
+        output.warn(finding.text)
+    machine = left.topology
+    problem = ask(machine, collective, size, root=root, groups=group or [], matrix=matrix, demand=demand)
+    size_bytes, wanted = problem.size_bytes, problem.demand(1)
+    found = lower_bounds(machine, wanted)
 
     def show() -> None:
         table = Table(
-            "bound", "µs", "because", title=f"{demand.collective} of {format_size(size_bytes)} on {machine.name}"
+            "bound", "µs", "because", title=f"{wanted.collective} of {format_size(size_bytes)} on {machine.name}"
         )
         for bound in found:
             table.add_row(bound.term, f"{bound.bound_us:.4g}", bound.certificate)
@@ -41,7 +60,7 @@ def bounds(
     output.answer(
         {
             "topology": machine.name,
-            "collective": demand.collective,
+            "collective": wanted.collective,
             "size_bytes": size_bytes,
             "bound_us": best,
             "algbw_bound_GBps": size_bytes / (best * 1e3) if best else None,

@@ -9,7 +9,7 @@ import typer
 
 from . import output
 from .app import app
-from .options import ModeOption, ProtocolOption, TargetOption
+from .options import InstancesOption, ModeOption, ProtocolOption, TargetOption, instances_named
 
 
 @app.command()
@@ -32,14 +32,18 @@ def lower(
     target: TargetOption = "executor",
     mode: ModeOption = None,
     protocol: ProtocolOption = "auto",
+    instances: InstancesOption = "auto",
 ) -> None:
     """Validate a schedule, ours or another tool's, lower it, prove the program, and write it as MSCCL XML."""
     from ..collective.size import parse_size
+    from ..errors import Refused
     from ..files import check_writable
     from ..schedule.read import read_schedule
     from ..topology.model import Topology
+    from .programs import programs_of
     from .proved import lower_and_prove
 
+    parts = instances_named(instances)
     check_writable(file)
     schedule = read_schedule(
         schedule_file,
@@ -47,9 +51,16 @@ def lower(
         None if size is None else parse_size(size),
     )
     schedule.validate()
-    proved = lower_and_prove(schedule, target, mode, protocol)
-    proved.write(file)
+    programs = programs_of(
+        schedule, file, lambda part: lower_and_prove(part, target, mode, protocol, parts)
+    )
+    for program in programs:
+        if program.proved is None or program.file is None:
+            raise Refused(f"{schedule_file}: {program.why_not}")
+        program.proved.write(program.file)
+    first, *others = (program.to_json() for program in programs)
+    lines = [line for program in programs for line in program.lines()]
     output.answer(
-        {"schedule": str(schedule_file), "finish_us": schedule.finish_us, **proved.to_json(), "file": str(file)},
-        lambda: output.stdout.print("\n".join([*proved.lines(), f"written     {file}"]), soft_wrap=True, markup=False),
+        {"schedule": str(schedule_file), "finish_us": schedule.finish_us, **first, "programs": [first, *others]},
+        lambda: output.stdout.print("\n".join(lines), soft_wrap=True, markup=False),
     )

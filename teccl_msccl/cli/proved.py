@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
+from ..errors import InputError, Refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,12 +75,16 @@ class ProvedProgram:
         ]
 
 
-def lower_and_prove(schedule: Schedule, target: str, mode: str | None, protocol: str) -> ProvedProgram:
+def lower_and_prove(
+    schedule: Schedule, target: str, mode: str | None, protocol: str, instances: int | None = None
+) -> ProvedProgram:
     """Lower `schedule` for `target`, MSCCL++ included, and prove what comes of it."""
     from ..program.lower import lower
 
     if target != "mscclpp":
-        return prove(schedule, lower(schedule, target, mode=mode, protocol=protocol))
+        return prove(schedule, lower(schedule, target, mode=mode, protocol=protocol, instances=instances))
+    if instances is not None:
+        raise InputError("target mscclpp has no instances; leave --instances out")
     from ..program.check_plan import check_plan
     from ..program.lower_plan import lower_plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,35 +12,50 @@ import typer
 from . import output
 from .app import app
 from .options import (
+    AskedSizeOption,
     CollectiveArgument,
+    DemandOption,
+    GroupOption,
     HostsOption,
+    InstancesOption,
+    MatrixOption,
     ModeOption,
     NetworkOption,
     ProtocolOption,
     RootOption,
-    SizeOption,
     TargetOption,
     TopologyArgument,
+    WithoutOption,
+    instances_named,
 )
 
 if TYPE_CHECKING:
+    from ..schedule.schedule import Schedule
     from ..synthesis.portfolio import Synthesis
-    from .proved import ProvedProgram
+    from .programs import Part
 
 
 @app.command()
 def synth(
     topology: TopologyArgument,
     collective: CollectiveArgument,
-    size: SizeOption,
+    size: AskedSizeOption = None,
     file: Annotated[
-        Path | None, typer.Option("-o", help="The file to write (default COLLECTIVE.xml, or .json).")
+        Path | None,
+        typer.Option("-o", help="The file to write (default COLLECTIVE.xml, or .json); of group N, NAME.groupN.xml."),
     ] = None,
-    schedule_file: Annotated[Path | None, typer.Option("--schedule", help="Write the schedule JSON too.")] = None,
+    schedule_file: Annotated[
+        Path | None,
+        typer.Option("--schedule", help="Write the schedule JSON too (by default where it is all there is to write)."),
+    ] = None,
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report to a file too.")] = None,
     hosts: HostsOption = 1,
     network: NetworkOption = None,
     root: RootOption = 0,
+    group: GroupOption = None,
+    matrix: MatrixOption = None,
+    demand: DemandOption = None,
+    without: WithoutOption = None,
     method: Annotated[
         str,
         typer.Option(
@@ -50,35 +66,40 @@ def synth(
     chunks: Annotated[int | None, typer.Option("--chunks", help="Chunks per rank (default: chosen).")] = None,
     solver: Annotated[str, typer.Option("--solver", help="cbc or highs.")] = "cbc",
     time_limit: Annotated[float, typer.Option("--time-limit", min=0, help="Seconds; 0: the first schedule.")] = 60,
-    start: Annotated[Path | None, typer.Option("--start", help="A schedule JSON to improve on.")] = None,
+    start: Annotated[Path | None, typer.Option("--start", help="A schedule JSON to improve on, or to repair.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed tries other ties.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Threads.")] = 2,
     target: TargetOption = "executor",
     mode: ModeOption = None,
     protocol: ProtocolOption = "auto",
+    instances: InstancesOption = "auto",
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""
-    from ..collective.demand import collective_named
-    from ..collective.size import parse_size
     from ..files import check_writable, write_text
     from ..schedule.schedule import Schedule
+    from ..synthesis.ask import ask
     from ..synthesis.portfolio import run
-    from ..synthesis.problem import Problem
     from ..synthesis.settings import Settings
     from ..topology.catalog import load
+    from ..topology.without import without as degraded
+    from .programs import programs_of, untold
     from .progress import SynthesisProgress
     from .proved import lower_and_prove
 
-    collective = collective_named(collective)
-    file = file or Path(f"{collective}.{'json' if target == 'mscclpp' else 'xml'}")
-    check_writable(file, schedule_file, report_file)
+    parts = instances_named(instances)
     detected = load(topology, hosts=hosts, network=network)
-    for finding in detected.findings:
+    left = degraded(detected.topology, without or [])
+    problem = ask(left.topology, collective, size, root=root, groups=group or [], matrix=matrix, demand=demand)
+    file = file or Path(f"{problem.collective}.{'json' if target == 'mscclpp' else 'xml'}")
+    if untold(problem.collective):
+        schedule_file = schedule_file or Path(f"{problem.collective}.json")
+    check_writable(file, schedule_file, report_file)
+    for finding in (*detected.findings, *left.findings):
         if finding.level != "info":
             output.warn(f"{finding.device}: {finding.text}" if finding.device else finding.text)
     with SynthesisProgress() as progress:
         synthesis = run(
-            Problem(detected.topology, collective, parse_size(size), root),
+            problem,
             Settings(nchunks=chunks, solver=solver, seed=seed, jobs=jobs),
             method=method,
             time_limit=time_limit,
@@ -88,20 +109,27 @@ def synth(
     if synthesis.interrupted:
         output.warn("interrupted: this is the best schedule so far")
     schedule = synthesis.schedule
-    proved = lower_and_prove(schedule, target, mode, protocol)
+    programs = programs_of(schedule, file, lambda part: lower_and_prove(part, target, mode, protocol, parts))
     if schedule_file is not None:
         schedule.write(schedule_file)
-    proved.write(file)
-    text = "\n".join(_report(synthesis, proved, str(file))) + "\n"
+    for program in programs:
+        if program.proved and program.file:
+            program.proved.write(program.file)
+        else:
+            elsewhere = "" if schedule_file else ": ask for it with --schedule"
+            output.warn(f"{program.why_not}; only the schedule is there{elsewhere}")
+    text = "\n".join(_report(synthesis, programs, schedule_file)) + "\n"
     if report_file is not None:
         write_text(report_file, text)
     output.answer(
-        _json(synthesis, proved, str(file)), lambda: output.stdout.print(text, end="", soft_wrap=True, markup=False)
+        _json(synthesis, programs, schedule_file),
+        lambda: output.stdout.print(text, end="", soft_wrap=True, markup=False),
     )
 
 
-def _json(synthesis: Synthesis, proved: ProvedProgram, file: str) -> dict[str, Any]:
+def _json(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None) -> dict[str, Any]:
     schedule = synthesis.schedule
+    first, *others = (program.to_json() for program in programs)
     return {
         "topology": schedule.topology.name,
         "collective": schedule.demand.collective,
@@ -114,13 +142,24 @@ def _json(synthesis: Synthesis, proved: ProvedProgram, file: str) -> dict[str, A
         "gap": synthesis.gap,
         "synthesis_s": synthesis.seconds,
         "peak_rss_mb": _peak_rss_mb(),
-        **proved.to_json(),
+        **first,
+        "programs": [first, *others],
+        "groups": _groups_json(schedule),
         "sends": len(schedule.sends),
         "bounds": {bound.term: bound.bound_us for bound in synthesis.bounds},
         "milp": [_milp_json(report) for report in synthesis.milp],
         "interrupted": synthesis.interrupted,
-        "file": file,
+        "schedule": None if schedule_file is None else str(schedule_file),
     }
+
+
+def _groups_json(schedule: Schedule) -> list[dict[str, Any]]:
+    from ..schedule.group import group_finish_us
+
+    return [
+        {"ranks": list(group.ranks), "weight": group.weight, "finish_us": group_finish_us(schedule, number)}
+        for number, group in enumerate(schedule.demand.groups)
+    ]
 
 
 def _milp_json(report: Any) -> dict[str, Any]:
@@ -140,7 +179,7 @@ def _milp_json(report: Any) -> dict[str, Any]:
     }
 
 
-def _report(synthesis: Synthesis, proved: ProvedProgram, file: str) -> list[str]:
+def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None) -> list[str]:
     from ..collective.size import format_size
 
     schedule = synthesis.schedule
@@ -161,7 +200,11 @@ def _report(synthesis: Synthesis, proved: ProvedProgram, file: str) -> list[str]
             f"{report.outcome.status}, {report.outcome.columns} columns, {report.outcome.rows} rows; "
             f"{report.start_us:.3f} → {after}"
         )
-    return [*lines, *proved.lines(), f"written     {file}"]
+    for number, group in enumerate(_groups_json(schedule)):
+        ranks = ",".join(map(str, group["ranks"]))
+        lines.append(f"group {number}     ranks {ranks}: {group['finish_us']:.3f} µs")
+    lines += [line for program in programs for line in program.lines()]
+    return [*lines, *([f"written     {schedule_file} (the schedule)"] if schedule_file else [])]
 
 
 def _peak_rss_mb() -> float:

@@ -9,6 +9,7 @@ import typer
 
 from . import output
 from .app import app
+from .options import WithoutOption
 
 if TYPE_CHECKING:
     from ..topology.detected import Detected, Finding
@@ -60,11 +61,16 @@ def show(
     out: Annotated[
         Path | None, typer.Option("-o", "--output", help="A picture to draw besides: NAME.svg, .png or .pdf.")
     ] = None,
+    without: WithoutOption = None,
 ) -> None:
     """Show a topology's nodes, its classes of links, and what was assumed, doubted or found broken in reading it."""
     from ..topology.catalog import load
+    from ..topology.detected import Detected
+    from ..topology.without import without as degraded
 
     detected = load(topology, hosts, network)
+    left = degraded(detected.topology, without or [])
+    detected = Detected(left.topology, detected.findings + left.findings)
     value = topology_as_dict(detected)
     if out is not None:
         from ..topology.picture import draw

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,8 @@ REDUCING = frozenset({"reduce_scatter", "allreduce", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 #: Collectives whose size counts all ranks' shares, so that a chunk is size / (nranks · chunks per rank).
 _SIZE_SPANS_RANKS = frozenset({"allgather", "reduce_scatter", "alltoall", "gather", "scatter"})
+#: Demands that no rank count and size describe: a traffic matrix (`--matrix`), a list of chunks (`--demand`).
+GIVEN = ("alltoallv", "custom")
 #: Chunks that a demand may have: far more than any file can hold.
 MOST_CHUNKS = 4_000_000
 
@@ -25,7 +28,8 @@ MOST_CHUNKS = 4_000_000
 class Chunk:
     """A piece of data held by `origin` ranks and wanted by `want` ranks.
 
-    With `reduce` every origin holds a contribution and `want` ranks need the reduction of them all.
+    With `reduce` every origin holds a contribution and `want` ranks need the reduction of them all. `group` is the
+    position of its group in `Demand.groups`, where there are any.
     """
 
     id: int
@@ -33,6 +37,20 @@ class Chunk:
     want: tuple[int, ...]
     bytes: float
     reduce: bool = False
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks with a collective of their own, while others have theirs on the same links (a tenant, a TP or DP group).
+
+    Where groups contend, chunks of greater `weight` go first. `confined`: the data stays on these ranks' GPUs; else
+    others may relay it.
+    """
+
+    ranks: tuple[int, ...]
+    weight: float = 1.0
+    confined: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,9 @@ class Demand:
     `size_bytes` counts as in nccl-tests (allgather, reduce_scatter, gather, scatter: the full buffer; alltoall,
     allreduce, broadcast, reduce: one rank's buffer). `nchunks` is the number of chunks per share: per rank for
     allgather, reduce_scatter, gather and scatter, per pair of ranks for alltoall, per buffer for the others.
-    Chunk ids count 0, 1, 2… and give the place in the buffers (`teccl_msccl.program.placement`).
+    Chunk ids count 0, 1, 2… and give the place in the buffers (`teccl_msccl.program.placement`). With `groups` each of
+    them has the collective: `size_bytes`, `nchunks` and `root` (a position in the group) are each group's own, chunks
+    follow group by group.
     """
 
     collective: str
@@ -51,6 +71,7 @@ class Demand:
     nchunks: int
     size_bytes: float
     root: int | None = None
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         self.validate()
@@ -65,12 +86,62 @@ class Demand:
         """Whether any chunk is a reduction."""
         return any(chunk.reduce for chunk in self.chunks)
 
+    @cached_property
+    def copy_free(self) -> bool:
+        """Whether every chunk goes to one rank at most (alltoall, gather, scatter): then it is a flow."""
+        return not any(chunk.reduce or len(set(chunk.want) - set(chunk.origin)) > 1 for chunk in self.chunks)
+
+    def group_of(self, chunk: Chunk) -> Group:
+        """The group that `chunk` is of; without groups that of all ranks."""
+        return self.groups[chunk.group] if self.groups else Group(tuple(range(self.nranks)), confined=False)
+
+    def of_group(self, number: int) -> Demand:
+        """What group `number` alone wants, its ranks counted 0, 1, 2… in their order."""
+        place = {rank: i for i, rank in enumerate(self.groups[number].ranks)}
+        mine = [chunk for chunk in self.chunks if chunk.group == number]
+        chunks = tuple(
+            replace(
+                chunk,
+                id=id,
+                group=0,
+                origin=tuple(place[r] for r in chunk.origin),
+                want=tuple(place[r] for r in chunk.want),
+            )
+            for id, chunk in enumerate(mine)
+        )
+        return replace(self, nranks=len(place), chunks=chunks, groups=())
+
+    def holders(self, chunk: Chunk) -> frozenset[int] | None:
+        """The ranks that may hold `chunk`; None: all."""
+        return self._confined.get(chunk.group)
+
+    @cached_property
+    def _confined(self) -> Mapping[int, frozenset[int]]:
+        return {i: frozenset(group.ranks) for i, group in enumerate(self.groups) if group.confined}
+
+    def split(self, nchunks: int) -> Demand:
+        """Every chunk in pieces: the largest in `nchunks`, the others in as few as make none larger than those."""
+        if nchunks < 1:
+            raise InputError(f"{nchunks} chunks; use 1 or more")
+        piece = max((chunk.bytes for chunk in self.chunks), default=0.0) / nchunks
+        counts = [max(1, math.ceil(c.bytes / piece * (1 - 1e-9))) if piece > 0 else nchunks for c in self.chunks]
+        if sum(counts) > MOST_CHUNKS:
+            raise InputError(f"{nchunks} chunks are too many here; use fewer ({MOST_CHUNKS} in all)")
+        pieces = [
+            replace(chunk, bytes=chunk.bytes / count)
+            for chunk, count in zip(self.chunks, counts, strict=True)
+            for _ in range(count)
+        ]
+        numbered = tuple(replace(chunk, id=id) for id, chunk in enumerate(pieces))
+        return replace(self, chunks=numbered, nchunks=self.nchunks * nchunks)
+
     def validate(self) -> None:
         """Raise `InputError` unless ids count from 0, ranks exist and sizes are usable."""
         if self.nchunks < 1:
             raise InputError(f"{self.collective}: {self.nchunks} chunks; use 1 or more")
         if not 0 <= self.size_bytes < math.inf:
             raise InputError(f"{self.collective}: size {self.size_bytes}; it must be finite, zero or more")
+        self._validate_groups()
         for position, chunk in enumerate(self.chunks):
             where = f"{self.collective}: chunk {chunk.id}"
             if chunk.id != position:
@@ -85,8 +156,35 @@ class Demand:
             for ranks in (chunk.origin, chunk.want):
                 if len(set(ranks)) < len(ranks):
                     raise InputError(f"{where}: names a rank twice; name each once")
+            if not 0 <= chunk.group < max(1, len(self.groups)):
+                raise InputError(f"{where}: there is no group {chunk.group}; count them 0, 1, 2…")
+            outside = self._outsiders(chunk)
+            if outside:
+                raise InputError(f"{where}: rank {outside[0]} is not in its group")
             if not 0 <= chunk.bytes < math.inf:
                 raise InputError(f"{where}: {chunk.bytes} bytes; it must be finite, zero or more")
+
+    def _validate_groups(self) -> None:
+        for i, group in enumerate(self.groups):
+            where = f"{self.collective}: group {i}"
+            if len(set(group.ranks)) < len(group.ranks):
+                twice = next(rank for rank in group.ranks if group.ranks.count(rank) > 1)
+                raise InputError(f"{where}: names rank {twice} twice; name each once")
+            for rank in group.ranks:
+                if not 0 <= rank < self.nranks:
+                    raise InputError(f"{where}: no rank {rank} among 0..{self.nranks - 1}")
+            if len(group.ranks) < 2:
+                raise InputError(f"{where}: has {len(group.ranks)} rank(s); a collective needs at least two")
+            if not 0 < group.weight < math.inf:
+                raise InputError(f"{where}: weight {group.weight}; it must be finite and more than zero")
+
+    def _outsiders(self, chunk: Chunk) -> list[int]:
+        members = self._members[chunk.group] if self.groups else None
+        return [] if members is None else sorted({*chunk.origin, *chunk.want} - members)
+
+    @cached_property
+    def _members(self) -> tuple[frozenset[int], ...]:
+        return tuple(frozenset(group.ranks) for group in self.groups)
 
     def reversed(self) -> Demand:
         """The demand run backwards in time: copies become reductions and the other way round.
@@ -99,7 +197,11 @@ class Demand:
 
     def to_json(self) -> dict[str, Any]:
         """The design's JSON form."""
-        return {"chunks": [chunk_to_json(chunk) for chunk in self.chunks]}
+        chunks = [chunk_to_json(chunk) for chunk in self.chunks]
+        return {
+            **({"groups": [group_to_json(group) for group in self.groups]} if self.groups else {}),
+            "chunks": chunks,
+        }
 
 
 def chunk_to_json(chunk: Chunk) -> dict[str, Any]:
@@ -110,7 +212,13 @@ def chunk_to_json(chunk: Chunk) -> dict[str, Any]:
         "want": list(chunk.want),
         "reduce": chunk.reduce,
         "bytes": chunk.bytes,
+        **({"group": chunk.group} if chunk.group else {}),
     }
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    """One group in the JSON of a Demand or a Schedule."""
+    return {"ranks": list(group.ranks), "weight": group.weight, "confined": group.confined}
 
 
 def _mirror(chunk: Chunk) -> Chunk:
@@ -183,28 +291,48 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 def collective_named(name: str) -> str:
     """The design's spelling of a collective's name ("reducescatter" is accepted). Raises `InputError`."""
-    if name.lower() not in SPELLINGS:
-        raise InputError(f"unknown collective {name!r}; use {', '.join(COLLECTIVES)}")
-    return SPELLINGS[name.lower()]
+    plain = name.lower().replace("-", "_")
+    if plain in GIVEN:
+        return plain
+    if plain not in SPELLINGS:
+        near = get_close_matches(plain, SPELLINGS, 1)
+        meant = f"did you mean {SPELLINGS[near[0]]}? " if near else ""
+        raise InputError(f"unknown collective {name!r}; {meant}use {', '.join((*COLLECTIVES, *GIVEN))}")
+    return SPELLINGS[plain]
 
 
 @lru_cache(maxsize=4)  # an alltoall among a thousand takes seconds to write down
-def demand_for(collective: str, nranks: int, size_bytes: float, nchunks: int = 1, root: int = 0) -> Demand:
-    """The Demand of a named collective.
+def demand_for(
+    collective: str,
+    nranks: int,
+    size_bytes: float,
+    nchunks: int = 1,
+    root: int = 0,
+    groups: tuple[Group, ...] = (),
+) -> Demand:
+    """The Demand of a named collective among `nranks` ranks, or in each of `groups` of them.
 
     `size_bytes` follows nccl-tests and need not be divisible; `nchunks` is per share (see `Demand`).
     """
     collective = collective_named(collective)
+    if collective in GIVEN:
+        raise InputError(
+            f"{collective} is not told by its name: give its --{'matrix' if collective == 'alltoallv' else 'demand'}"
+        )
     if nchunks < 1:
         raise InputError(f"{nchunks} chunks; use 1 or more")
-    if not 0 <= root < nranks:
-        raise InputError(f"root {root} is not a rank; use 0..{nranks - 1}")
     pattern = COLLECTIVES[collective]
-    if nchunks * len(pattern(nranks, 1, root)) > MOST_CHUNKS:
-        raise InputError(f"{nchunks} chunks are too many among {nranks} ranks; use fewer ({MOST_CHUNKS} in all)")
-    per_size = nchunks * (nranks if collective in _SIZE_SPANS_RANKS else 1)
-    chunks = tuple(
-        Chunk(id, origin, want, size_bytes / per_size, collective in REDUCING)
-        for id, (origin, want) in enumerate(pattern(nranks, nchunks, root))
-    )
-    return Demand(collective, nranks, chunks, nchunks, size_bytes, root if collective in ROOTED else None)
+    chunks: list[Chunk] = []
+    for number, group in enumerate(groups or [Group(tuple(range(nranks)))]):
+        n, ranks = len(group.ranks), group.ranks
+        if not 0 <= root < n:
+            raise InputError(f"root {root} is not a rank{' of group ' + str(number) if groups else ''}; use 0..{n - 1}")
+        if len(chunks) + nchunks * len(pattern(n, 1, root)) > MOST_CHUNKS:
+            raise InputError(f"{nchunks} chunks are too many among {n} ranks; use fewer ({MOST_CHUNKS} in all)")
+        nbytes = size_bytes / (nchunks * (n if collective in _SIZE_SPANS_RANKS else 1))
+        for origin, want in pattern(n, nchunks, root):
+            if groups:
+                origin, want = (tuple(ranks[i] for i in places) for places in (origin, want))
+            chunks.append(Chunk(len(chunks), origin, want, nbytes, collective in REDUCING, number))
+    rooted = root if collective in ROOTED else None
+    return Demand(collective, nranks, tuple(chunks), nchunks, size_bytes, rooted, groups)

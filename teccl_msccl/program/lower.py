@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 
+from ..collective.demand import GIVEN, Demand
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from .actions import plan_actions
@@ -53,6 +54,7 @@ def lower(
             raise InputError(f"{option} {value}; use 1 or more")
     limits = target_named(target)
     modes = _modes(mode, limits)
+    _check_told(schedule.demand)
     _check_taken(schedule.demand.collective, limits, modes)
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
     lowering = cache(lambda parts: _Lowering(replicated(schedule, parts), limits, modes, name))
@@ -72,6 +74,16 @@ def _modes(mode: str | None, target: Target) -> frozenset[str]:
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of target {target.name}'s; use both, inplace or outofplace")
     return frozenset({mode})
+
+
+def _check_told(demand: Demand) -> None:
+    """Refuse what no file can say, whatever the target."""
+    if demand.groups:
+        raise Refused("a program is for all its ranks: lower each group's part of the schedule")
+    if demand.collective in GIVEN:
+        raise Refused(
+            f"no MSCCL XML can say what a demand of its own ({demand.collective}) wants; keep to its schedule"
+        )
 
 
 def _check_taken(collective: str, target: Target, modes: frozenset[str]) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..collective.custom import chunk_from_json, group_from_json
 from ..collective.demand import SPELLINGS, Chunk, Demand, chunk_to_json, demand_for
 from ..errors import InputError
 from ..files import read_json, require_keys, write_text
@@ -83,7 +84,7 @@ class Schedule:
             "root": demand.root,
             "size_bytes": demand.size_bytes,
             "nchunks": demand.nchunks,
-            "chunks": [chunk_to_json(chunk) for chunk in demand.chunks],
+            **demand.to_json(),
             "sends": [
                 {"chunk": s.chunk, "path": list(s.path), "start_us": s.start_us, "reduce": s.reduce} for s in self.sends
             ],
@@ -99,7 +100,7 @@ class Schedule:
         """Build from the design's JSON form and check that its parts agree. Raises `InputError`."""
         if not isinstance(value, dict):
             raise InputError(f"{where}: a schedule is an object with topology, collective, chunks and sends")
-        known = {"topology", "collective", "root", "size_bytes", "nchunks", "chunks", "sends", "finish_us"}
+        known = {"topology", "collective", "root", "size_bytes", "nchunks", "groups", "chunks", "sends", "finish_us"}
         missing = sorted({"topology", "collective", "size_bytes", "sends"} - value.keys())
         if missing:
             raise InputError(f"{where}: {missing[0]!r} is missing; a schedule needs it")
@@ -138,11 +139,15 @@ def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
     chunks = value.get("chunks")
     if chunks is not None and not isinstance(chunks, list):
         raise InputError(f"{where}: 'chunks' must be a list")
+    listed = value.get("groups", [])
+    if not isinstance(listed, list):
+        raise InputError(f"{where}: 'groups' must be a list")
     try:
-        if chunks and collective.lower() not in SPELLINGS:
-            own = tuple(_chunk(item, f"chunks[{i}]") for i, item in enumerate(chunks))
-            return Demand(collective, nranks, own, nchunks, size, root)
-        demand = demand_for(collective, nranks, size, nchunks, root or 0)
+        groups = tuple(group_from_json(item, f"groups[{i}]") for i, item in enumerate(listed))
+        if chunks is not None and collective.lower() not in SPELLINGS:
+            own = tuple(chunk_from_json(item, f"chunks[{i}]") for i, item in enumerate(chunks))
+            return Demand(collective, nranks, own, nchunks, size, root, groups)
+        demand = demand_for(collective, nranks, size, nchunks, root or 0, groups)
         if chunks is not None and len(chunks) != len(demand.chunks):
             raise InputError(
                 f"{len(chunks)} chunks, but {demand.collective} among {nranks} GPUs with nchunks {nchunks} has "
@@ -155,26 +160,12 @@ def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
     return demand
 
 
-def _chunk(value: Any, where: str) -> Chunk:
-    require_keys(value, ("id", "origin", "want", "bytes"), where)
-    for key in ("origin", "want"):
-        if not isinstance(value[key], list):
-            raise InputError(f"{where}: {key!r} must be a list of ranks")
-    return Chunk(
-        id=_whole(value["id"], f"{where}: id"),
-        origin=tuple(_whole(rank, f"{where}: origin") for rank in value["origin"]),
-        want=tuple(_whole(rank, f"{where}: want") for rank in value["want"]),
-        bytes=_number(value["bytes"], f"{where}: bytes"),
-        reduce=_flag(value.get("reduce", False), f"{where}: reduce"),
-    )
-
-
 def _check_chunk(value: Any, chunk: Chunk, where: str) -> None:
     """What a file says of a chunk is what its collective means by it; `want` and `reduce` may be left out."""
     require_keys(value, ("id", "origin", "bytes"), where)
     if abs(_number(value["bytes"], f"{where}: bytes") - chunk.bytes) > 1e-9 * chunk.bytes:
         raise InputError(f"{where}: {value['bytes']} bytes, but size_bytes and nchunks make it {chunk.bytes}")
-    for key, due in chunk_to_json(chunk).items():
+    for key, due in {"group": 0, **chunk_to_json(chunk)}.items():
         if key != "bytes" and value.get(key, due) != due:
             raise InputError(f"{where}: {key} is {value[key]!r}; for this collective it is {due!r}")
 

@@ -34,7 +34,15 @@ def core_network(topology: Topology, paths: Iterable[tuple[int, ...]]) -> _core.
 
 def core_demand(demand: Demand) -> _core.Demanded:
     """The demand as the C++ core takes it."""
-    return _core.Demanded(chunks=[(c.bytes, c.reduce, list(c.origin), list(c.want)) for c in demand.chunks])
+    chunks = [(c.bytes, c.reduce, list(c.origin), list(c.want)) for c in demand.chunks]
+    if not demand.groups:
+        return _core.Demanded(chunks=chunks)
+    members = [sorted(group.ranks) if group.confined else [] for group in demand.groups]
+    return _core.Demanded(
+        chunks=chunks,
+        holders=[members[chunk.group] for chunk in demand.chunks],
+        weights=[demand.groups[chunk.group].weight for chunk in demand.chunks],
+    )
 
 
 def retime(schedule: Schedule) -> Schedule:

@@ -21,10 +21,11 @@ TOLERANCE = 1e-9
 def validate(schedule: Schedule) -> None:
     """Raise `Refused` unless the schedule is feasible and meets its demand by `finish_us`.
 
-    Checks that every send names a chunk and a path from GPU to GPU; that a sender holds what it sends when it
-    starts; that a link carries one chunk at a time (cut-through: a link of a path is occupied for bytes/bandwidth
-    once the head has reached it, and never ends before the link before it); that no contribution is reduced twice;
-    that every wanted chunk, complete, is there at the end. Sends that start at one instant depart in their order.
+    Checks that every send names a chunk and a path from GPU to GPU, inside its group where that is confined; that a
+    sender holds what it sends when it starts; that a link carries one chunk at a time (cut-through: a link of a path
+    is occupied for bytes/bandwidth once the head has reached it, and never ends before the link before it); that no
+    contribution is reduced twice; that every wanted chunk, complete, is there at the end. Sends that start at one
+    instant depart in their order.
     O(sends · path length · log sends): about 20 µs a send.
     """
     _check_sends(schedule)
@@ -67,6 +68,10 @@ def _check_sends(schedule: Schedule) -> None:
             raise Refused(f"send {i}: there is no chunk {send.chunk}")
         if send.reduce and not schedule.demand.chunks[send.chunk].reduce:
             raise Refused(f"send {i}: reduces chunk {send.chunk}, which is to be copied")
+        holders = schedule.demand.holders(schedule.demand.chunks[send.chunk])
+        if holders is not None and not holders.issuperset(schedule.ends(send)):
+            outside = next(rank for rank in schedule.ends(send) if rank not in holders)
+            raise Refused(f"send {i}: chunk {send.chunk} is to stay in its group, and GPU {outside} is not in it")
         if not -_slack(0) <= send.start_us < math.inf:
             raise Refused(f"send {i} (chunk {send.chunk}) starts at {send.start_us} µs; it must be finite, 0 or later")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heapreplace
@@ -16,6 +17,7 @@ from ..collective.demand import Chunk, Demand
 from ..errors import InputError
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
+from ..topology.without import only
 from .allreduce_bound import latency_bound_us, tree_bound
 from .crossing import Traffic, best_crossing
 from .flow import flow_bound
@@ -54,16 +56,16 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
         large = (Bound(*term) for term in large_bounds(topology, demand))
         return tuple(sorted(large, key=lambda bound: -bound.bound_us))
     cuts: list[frozenset[int]] = []
-    if demand.collective == "allgather":
+    if demand.collective == "allgather" and not demand.groups:
         cuts = allgather_cuts(topology)[1]
-    elif demand.collective == "reduce_scatter":
+    elif demand.collective == "reduce_scatter" and not demand.groups:
         everything = frozenset(topology.node_by_id)
         cuts = [everything - nodes for nodes in allgather_cuts(topology.reversed())[1]]
     latency = latencies(topology)
     bounds = [_alpha(topology, demand, latency), *_crossings(topology, demand, cuts, latency)]
-    if demand.collective == "allreduce":
+    if demand.collective == "allreduce" and not demand.groups:
         bounds += _allreduce(topology, demand, latency)
-    if demand.collective in ("alltoall", "gather", "scatter"):
+    if demand.copy_free:
         flow = flow_bound(topology, demand, latency)
         if flow is not None:
             priced = sum(price > 0 for price in flow.prices.values())
@@ -75,7 +77,20 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
                     f"least {flow.least_us:g} µs apart",
                 )
             )
+    bounds += _groups_alone(topology, demand)
     return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
+
+
+def _groups_alone(topology: Topology, demand: Demand) -> list[Bound]:
+    """The best bound on a group whose data stays on its own GPUs: those alone, with all links to themselves."""
+    alone = []
+    for number, group in enumerate(demand.groups):
+        with suppress(InputError):  # what its GPUs cannot bring to each other, the searchers say
+            if not group.confined:
+                continue
+            best = lower_bounds(only(topology, group.ranks), demand.of_group(number))[0]
+            alone.append(Bound("group", best.bound_us, f"group {number} alone, {best.term}: {best.certificate}"))
+    return [max(alone, key=lambda bound: bound.bound_us)] if alone else []
 
 
 def lower_bound_us(topology: Topology, demand: Demand) -> float:

@@ -18,19 +18,19 @@ def gathering(demand: Demand, owner: Owner) -> Demand:
         at = (owner(chunk),) if chunk.reduce else chunk.origin
         return replace(chunk, origin=at, want=chunk.origin if chunk.reduce else at, reduce=False)
 
-    return replace(demand, chunks=tuple(map(turned, demand.chunks)))
+    return replace(demand, collective="custom", chunks=tuple(map(turned, demand.chunks)))
 
 
 def gathered(demand: Demand, owner: Owner) -> Demand:
     """The reductions alone, each wanted by its owner only."""
     chunks = (replace(c, want=(owner(c),)) if c.reduce else replace(c, want=c.origin) for c in demand.chunks)
-    return replace(demand, chunks=tuple(chunks))
+    return replace(demand, collective="custom", chunks=tuple(chunks))
 
 
 def spreading(demand: Demand, owner: Owner) -> Demand:
     """Copies, and what has been reduced at its owner on its way to those who want it."""
     chunks = (replace(c, origin=(owner(c),), reduce=False) if c.reduce else c for c in demand.chunks)
-    return replace(demand, chunks=tuple(chunks))
+    return replace(demand, collective="custom", chunks=tuple(chunks))
 
 
 def in_blocks(demand: Demand) -> Owner:

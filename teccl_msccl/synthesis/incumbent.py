@@ -12,6 +12,7 @@ from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import lower_bounds
 from .problem import Problem
+from .repair import start_on
 
 #: A schedule with fewer chunks is preferred to one that is faster by less than this.
 INDIFFERENCE = 2e-3
@@ -74,9 +75,12 @@ class Incumbent:
         self.tell()
 
     def offer_start(self, start: Schedule) -> None:
-        """The user's schedule becomes the incumbent if it meets this problem's demand. Where it is one search's
+        """The user's schedule becomes the incumbent if it meets this problem's demand; one for a machine of which this
+        topology is what is left is repaired. Where it is one search's
         answer on the usual paths, the MILP may improve on it."""
         problem = self.problem
+        if start.demand.collective == problem.collective:
+            start = start_on(start, problem.topology, problem.split)
         if start.topology != problem.topology or start.demand.collective != problem.collective:
             raise InputError("the start schedule is for another topology or collective; start from one made for these")
         if start.demand.size_bytes != problem.size_bytes:

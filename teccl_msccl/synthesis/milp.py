@@ -86,7 +86,10 @@ class Milp:
                 min((distance[v][w] for w in chunk.want if w not in chunk.origin), default=inf)
                 for v in range(self.grid.topology.nranks)
             ]
+            holders = self.grid.demand.holders(chunk)
             for p, path in enumerate(self.grid.paths):
+                if holders is not None and not holders.issuperset((path.src_rank, path.dst_rank)):
+                    continue
                 if path.dst_rank in chunk.origin or use[path.dst_rank] == inf or reach[path.src_rank] == inf:
                     continue
                 latest = self.horizon - self.grid.arrival[p] - use[path.dst_rank]

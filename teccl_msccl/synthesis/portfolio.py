@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 
-from ..collective.demand import collective_named
-from ..collective.size import parse_size
+from ..collective.matrix import Matrix
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from ..topology.without import without as degraded
+from .ask import DemandLike, GroupLike, ask
 from .baselines.search import ALIASES, BASELINES, search_baseline
 from .bounds import Bound
 from .exact import MilpReport, search_exactly
@@ -57,9 +59,13 @@ class Synthesis:
 def synthesize(
     topology: Topology,
     collective: str,
-    size: str | float,
+    size: str | float | None = None,
     *,
     root: int = 0,
+    groups: Sequence[GroupLike] = (),
+    matrix: str | Path | Matrix | None = None,
+    demand: DemandLike | None = None,
+    without: Sequence[str] = (),
     method: str = "auto",
     time_limit: float = 60.0,
     start: Schedule | None = None,
@@ -70,12 +76,16 @@ def synthesize(
 ) -> Schedule:
     """The best schedule found for `collective` of `size` ("64MB" or bytes, as nccl-tests count) on `topology`.
 
+    `groups` of ranks ("0-3", (4, 5)…) each have the collective, of that size, at once; "alltoallv" takes a `matrix` of
+    bytes (row = sender; or a CSV file), "custom" a `demand` (see `collective.custom`; or a JSON file). `without` names
+    parts that have failed ("link:3-5", "nic:2", "gpu:4").
     `nchunks` chunks per rank (None: chosen), `method` "auto", "greedy", "milp" or a baseline's name ("ring"…),
     `solver` "cbc" or "highs", `time_limit` in seconds (0: the first schedule), `start` a schedule to improve on. The
     schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
     """
     settings = Settings(nchunks=nchunks, solver=solver, seed=seed, jobs=jobs)
-    problem = Problem(topology, collective_named(collective), parse_size(size), root)
+    topology = degraded(topology, without).topology
+    problem = ask(topology, collective, size, root=root, groups=groups, matrix=matrix, demand=demand)
     return run(problem, settings, method=method, time_limit=time_limit, start=start).schedule
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
-from ..collective.demand import Demand, demand_for
+from ..collective.demand import Demand, Group, demand_for
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from .halves import gathered, gathering, in_blocks, spreading
 from .mirror import chained, mirrored
 
 #: Chunk counts worth trying: small ones for latency, multiples of 2 and 3 to fill links of 1:2 and 1:3 bandwidth.
@@ -30,12 +33,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Problem:
-    """A collective of a size on a topology. `demand(c)` is the whole's demand with c chunks per rank."""
+    """A collective of a size on a topology. `demand(c)` is the whole's demand with c chunks per rank.
+
+    With `groups` of ranks each has the collective, of that size, at once; `own` is a demand that no name and size
+    tell (an alltoallv's, a custom one), to be split.
+    """
 
     topology: Topology
     collective: str
     size_bytes: float
     root: int = 0
+    groups: tuple[Group, ...] = ()
+    own: Demand | None = None
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a root that is no rank or a topology with nobody to talk to."""
@@ -48,18 +57,22 @@ class Problem:
 
     def demand(self, chunks_per_rank: int) -> Demand:
         """The demand with `chunks_per_rank` chunks of every rank's share."""
-        share = chunks_per_rank * (self.topology.nranks if self.collective == "allreduce" else 1)
-        return self.split(share)
+        sharers = lcm(*(len(group.ranks) for group in self.groups)) if self.groups else self.topology.nranks
+        return self.split(chunks_per_rank * (sharers if self.collective == "allreduce" else 1))
 
     def split(self, nchunks: int) -> Demand:
         """The demand with `nchunks` chunks per share (see `Demand`)."""
-        return demand_for(self.collective, self.topology.nranks, self.size_bytes, nchunks, self.root)
+        if self.own is not None:
+            return self.own.split(nchunks)
+        return demand_for(self.collective, self.topology.nranks, self.size_bytes, nchunks, self.root, self.groups)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The searches whose schedules `assemble` puts together."""
         n, size, root = self.topology.nranks, self.size_bytes, self.root
         backwards = self.topology.reversed()
+        if not self.named:
+            return tuple(self._halves())
 
         def copying(name: str) -> Callable[[int], Demand]:
             return lambda c: demand_for(name, n, size, c, root)
@@ -77,6 +90,8 @@ class Problem:
     def assemble(self, parts: Sequence[Schedule]) -> Schedule:
         """The collective's schedule from one schedule per stage, all with the same number of chunks."""
         c = parts[0].demand.nchunks
+        if not self.named:
+            return self._joined(parts, self.split(c))
         match self.collective:
             case "reduce_scatter" | "reduce":
                 return mirrored(parts[0], self.topology, self.demand(c))
@@ -86,6 +101,29 @@ class Problem:
             case _:
                 return parts[0]
 
+    @property
+    def named(self) -> bool:
+        """Whether it is a collective of all ranks, told by its name."""
+        return not self.groups and self.own is None
+
+    def _halves(self) -> list[Stage]:
+        """Any demand: what is reduced is gathered, backwards, and spread with what is copied."""
+        once = self.demand(1)
+        if not once.reducing:
+            return [Stage(self.topology, self.demand)]
+        stages = [Stage(self.topology.reversed(), lambda c: gathering(d := self.demand(c), in_blocks(d)))]
+        if _moves(spreading(once, in_blocks(once))):
+            stages.append(Stage(self.topology, lambda c: spreading(d := self.demand(c), in_blocks(d))))
+        return stages
+
+    def _joined(self, parts: Sequence[Schedule], demand: Demand) -> Schedule:
+        if not demand.reducing:
+            return parts[0]
+        reduced = mirrored(parts[0], self.topology, gathered(demand, in_blocks(demand)))
+        if len(parts) == 1:
+            return Schedule(self.topology, demand, reduced.sends, reduced.finish_us)
+        return chained(reduced, parts[1], demand)
+
     def chunk_counts(self) -> tuple[int, ...]:
         """Chunks per rank worth trying: pieces of at least 16 bytes, in files that a runtime can hold."""
         counts = ROOTED_CHUNK_COUNTS if self.collective in ("broadcast", "reduce") else CHUNK_COUNTS
@@ -93,11 +131,18 @@ class Problem:
         return tuple(usable) or (1,)
 
     def _chunk_bytes(self, c: int) -> float:
-        return self.size_bytes / self.demand(c).chunks_per_size
+        return min((chunk.bytes for chunk in self.demand(c).chunks if chunk.bytes > 0), default=0.0)
 
     def _steps(self, c: int) -> float:
         """About how many steps the busiest rank takes: what it sends and receives, relayed data included."""
+        if not self.named:
+            touched = Counter(rank for k in self.demand(1).chunks for rank in {*k.origin, *k.want})
+            return float(3 * c * max(touched.values(), default=0))
         n = self.topology.nranks
         relays = 3 if self.collective in ("alltoall", "gather", "scatter") else 1
         peers = {"allreduce": 4 * (n - 1), "broadcast": n, "reduce": n}.get(self.collective, 2 * (n - 1))
         return float(c * peers * relays)
+
+
+def _moves(demand: Demand) -> bool:
+    return any(set(chunk.want) - set(chunk.origin) for chunk in demand.chunks)

@@ -42,4 +42,4 @@ def _bruck(topology: Topology, team: Team) -> Iterator[Hop]:
     return (_doubling if everyone else _bit_by_bit)(topology, team)
 
 
-BRUCK = Baseline("bruck", ("allgather", "reduce_scatter", "allreduce", "alltoall"), (_bruck,))
+BRUCK = Baseline("bruck", ("allgather", "reduce_scatter", "allreduce", "alltoall", "alltoallv"), (_bruck,))

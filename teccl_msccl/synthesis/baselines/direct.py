@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...collective.demand import COLLECTIVES
+from ...collective.demand import COLLECTIVES, GIVEN
 from ...topology.model import Topology
 from .plan import Baseline, Hop, Team
 
@@ -18,4 +18,4 @@ def _rotation(topology: Topology, team: Team) -> Iterator[Hop]:
                 yield Hop((position[want] - position[owner]) % len(position), chunk.id, owner, want)
 
 
-DIRECT = Baseline("direct", tuple(COLLECTIVES), (_rotation,))
+DIRECT = Baseline("direct", (*COLLECTIVES, *GIVEN), (_rotation,))

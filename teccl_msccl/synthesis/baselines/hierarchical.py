@@ -101,7 +101,7 @@ def _rails(topology: Topology, teams: Sequence[Team]) -> int:
 
 HIERARCHICAL = Baseline(
     "hierarchical",
-    tuple(COLLECTIVES),
+    (*COLLECTIVES, "alltoallv"),
     tuple(_planner(between, inside) for between in ("direct", "ring") for inside in ("direct", "ring")),
     pieces=_rails,
 )

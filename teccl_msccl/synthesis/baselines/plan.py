@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import networkx as nx
 
 from ...collective.demand import Chunk, Demand
+from ...errors import Refused
 from ...schedule.schedule import Schedule, Send
 from ...topology.model import Topology
 from ...topology.paths import Path, direct_paths
@@ -60,8 +62,13 @@ class Baseline:
 
 
 def teams_of(demand: Demand) -> tuple[Team, ...]:
-    """All ranks and chunks."""
-    return (Team(tuple(range(demand.nranks)), demand.chunks),)
+    """All ranks, or the groups, each with its chunks."""
+    if not demand.groups:
+        return (Team(tuple(range(demand.nranks)), demand.chunks),)
+    of: dict[int, list[Chunk]] = defaultdict(list)
+    for chunk in demand.chunks:
+        of[chunk.group].append(chunk)
+    return tuple(Team(group.ranks, tuple(of[i])) for i, group in enumerate(demand.groups))
 
 
 def scheduled(topology: Topology, demand: Demand, hops: Iterable[Hop]) -> Schedule:
@@ -70,7 +77,7 @@ def scheduled(topology: Topology, demand: Demand, hops: Iterable[Hop]) -> Schedu
     Ranks without a direct path reach each other through other GPUs. What a GPU has, it is not sent again. Links serve
     first come, first served, or in the order of the steps, whichever ends first.
     """
-    legs = _Relays(topology, demand.chunks).legs(sorted(hops))
+    legs = _Relays(topology, demand).legs(sorted(hops))
     arriving = _first_come(topology, demand, legs)
     in_steps = [arriving[i]._replace(start_us=0.0) for i in range(len(legs))]
     candidates = [sorted(arriving.values(), key=lambda send: send.start_us), in_steps]
@@ -81,29 +88,35 @@ def scheduled(topology: Topology, demand: Demand, hops: Iterable[Hop]) -> Schedu
 class _Relays:
     """Turns hops into legs between GPUs with direct paths, each GPU getting a chunk at most once."""
 
-    def __init__(self, topology: Topology, chunks: Sequence[Chunk]) -> None:
-        self.topology = topology
-        self.holders = {chunk.id: set(chunk.origin) for chunk in chunks}
-        self.bytes = max((chunk.bytes for chunk in chunks), default=0.0)
-        self._routes: dict[int, Mapping[int, list[int]]] = {}
+    def __init__(self, topology: Topology, demand: Demand) -> None:
+        self.topology, self.demand = topology, demand
+        self.holders = {chunk.id: set(chunk.origin) for chunk in demand.chunks}
+        self.bytes = max((chunk.bytes for chunk in demand.chunks), default=0.0)
+        self._routes: dict[tuple[int, frozenset[int] | None], Mapping[int, list[int]]] = {}
 
     def legs(self, hops: Sequence[Hop]) -> list[Hop]:
         straight = {(p.src_rank, p.dst_rank) for p in direct_paths(self.topology, _pairs(hops))}
         legs = []
         for hop in hops:
-            route = [hop.src, hop.dst] if (hop.src, hop.dst) in straight else self._route(hop.src, hop.dst)
+            route = [hop.src, hop.dst] if (hop.src, hop.dst) in straight else self._route(hop)
             holders = self.holders[hop.chunk]
             nearest = max((i for i, rank in enumerate(route) if rank in holders), default=None)
             assert nearest is not None, f"rank {hop.src} passes on chunk {hop.chunk} before it has it"
-            legs += [hop._replace(src=a, dst=b) for a, b in zip(route[nearest:], route[nearest + 1 :], strict=False)]
+            legs += [hop._replace(src=a, dst=b) for a, b in pairwise(route[nearest:])]
             holders.update(route[nearest:])
         return legs
 
-    def _route(self, src: int, dst: int) -> list[int]:
-        """The quickest way for a chunk from GPU to GPU, store and forward."""
-        if src not in self._routes:
-            self._routes[src] = nx.single_source_dijkstra_path(self._graph, src, weight="us")
-        return self._routes[src][dst]
+    def _route(self, hop: Hop) -> list[int]:
+        """The quickest way for a chunk from GPU to GPU, store and forward, inside its group where that is confined."""
+        allowed = self.demand.holders(self.demand.chunks[hop.chunk])
+        if (hop.src, allowed) not in self._routes:
+            graph = self._graph if allowed is None else self._graph.subgraph(allowed)
+            self._routes[hop.src, allowed] = nx.single_source_dijkstra_path(graph, hop.src, weight="us")
+        if hop.dst not in self._routes[hop.src, allowed]:
+            raise Refused(
+                f"{self.topology.name}: GPU {hop.dst} cannot be reached by chunk {hop.chunk} of GPU {hop.src}"
+            )
+        return self._routes[hop.src, allowed][hop.dst]
 
     @cached_property
     def _graph(self) -> nx.DiGraph:
