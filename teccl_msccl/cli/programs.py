@@ -44,6 +44,7 @@ def programs_of(schedule: Schedule, file: Path, prove: Callable[[Schedule], Prov
 
 def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Schedule], ProvedProgram]) -> Iterator[Part]:
     from ..schedule.group import of_group
+
     for number in range(len(schedule.demand.groups)):
         why_not = untold(schedule.demand.collective)
         if not why_not:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import heapify, heapreplace
 from itertools import combinations
@@ -53,7 +53,8 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     if topology.nranks < 2:
         raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
     if topology.nranks * len(topology.links) > LARGE:
-        large = (Bound(*term) for term in large_bounds(topology, demand))
+        any_demand = replace(demand, collective="custom") if demand.groups else demand
+        large = (Bound(*term) for term in large_bounds(topology, any_demand))
         return tuple(sorted(large, key=lambda bound: -bound.bound_us))
     cuts: list[frozenset[int]] = []
     if demand.collective == "allgather" and not demand.groups:

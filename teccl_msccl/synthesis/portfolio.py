@@ -110,7 +110,7 @@ def run(
     try:
         if start is not None:
             incumbent.offer_start(start)
-        if method == "auto":
+        if method == "auto" and problem.named:
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)
         if method in BASELINES:
