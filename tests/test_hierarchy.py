@@ -87,6 +87,14 @@ def test_every_host_takes_in_each_chunk_once():
     assert len(entries) == len(set(entries)) == 24 * 2
 
 
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_ways_that_are_alike_take_turns(collective):
+    """Two GPUs share two NICs: each rail alone fills one."""
+    incumbent = searched(Topology.load("dgx-a100", hosts=2, network="rail"), collective, 1e9, nchunks=2)
+    assert incumbent.best is not None
+    assert incumbent.best.finish_us <= 1.1 * incumbent.bound_us
+
+
 def test_nothing_to_do_on_one_host_or_for_a_root():
     assert searched(Topology.load("dgx-h100"), "allgather", 1e6).best is None
     assert searched(Topology.load("dgx-h100", hosts=2), "broadcast", 1e6).best is None

@@ -134,7 +134,7 @@ class Hierarchy:
                     ids = chunk(p, target, q, j)
                     if host == 0 and p != q:
                         yield from local(p, q, turn, ids, start - span - tick)
-                    yield ids, self._rail_path(q, path, table[:, host]), self._at(start + i * tick)
+                    yield ids, self._rail_path(q, path, table[:, host], i), self._at(start + i * tick)
                 turn += host == 0
             for p in sources[1:]:
                 for j in range(c):
@@ -180,11 +180,21 @@ class Hierarchy:
         return [way for rail in self.rails for way in rail.ways]
 
     @cached_property
+    def _twins_before(self) -> list[int]:
+        """How many rails before each one have its signature."""
+        signatures = [rail.signature for rail in self.rails]
+        return [signatures[:p].count(signature) for p, signature in enumerate(signatures)]
+
+    @cached_property
     def _first_path(self) -> list[int]:
         counts = [len(rail.paths) * self.translations.count for rail in self.rails]
         return [sum(counts[:p]) for p in range(len(counts))]
 
-    def _rail_path(self, position: int, path: int, hosts: Indices) -> Indices:
+    def _rail_path(self, position: int, path: int, hosts: Indices, turn: int = 0) -> Indices:
+        """A path of a rail at some hosts. Paths that are alike take turns: from rail to rail that has one solution
+        (they may share the links of all these paths), and as `turn` says."""
+        alike = self.rails[position].alike[path]
+        path = alike[(alike.index(path) + turn + self._twins_before[position]) % len(alike)]
         return self._first_path[position] + path * self.translations.count + hosts
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +111,18 @@ class Quotient:
         bandwidth = tuple(topology.links[orbit].bandwidth_GBps / x for orbit, x in zip(number, load, strict=True))
         alpha = tuple(topology.links[orbit].alpha_us for orbit in number)
         return bandwidth, alpha, links, tuple(map(tuple, self.ends.tolist()))
+
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """Per path those that lead from and to where it does at the same bandwidths and latencies, itself among
+        them."""
+        links = self.translations.topology.link_by_id
+        figures = [tuple((links[id].bandwidth_GBps, links[id].alpha_us) for id in path) for path in self.paths]
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        keys = [(*ends, of) for ends, of in zip(self.ends.tolist(), figures, strict=True)]
+        for k, key in enumerate(keys):
+            groups[key].append(k)
+        return [groups[key] for key in keys]
 
     @cached_property
     def core(self) -> _core.Network:
