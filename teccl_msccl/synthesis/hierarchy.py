@@ -217,7 +217,7 @@ def search_hierarchically(incumbent: Incumbent, settings: Settings, solver: Solv
     More chunks are tried for as long as they make the whole faster.
     """
     incumbent.phase = "hierarchy"
-    if incumbent.problem.collective not in COLLECTIVES:
+    if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
         return
     hierarchies = [Hierarchy.of(stage.topology, solver) for stage in incumbent.stages]
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()

@@ -119,7 +119,7 @@ class SymmetricSearch:
 def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
     """Every stage of a problem that is symmetric, over the chunk counts."""
     incumbent.phase = "symmetry"
-    if incumbent.problem.collective not in COLLECTIVES:
+    if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
         return
     for i, stage in enumerate(incumbent.stages):
         search = SymmetricSearch.of(stage.topology)
