@@ -7,18 +7,25 @@ from math import ceil, log2
 
 import pytest
 from asked import run
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from lowered import require_right
 from strategies import machine, machines
 
 from teccl_msccl import InputError, lower
 from teccl_msccl.collective.demand import COLLECTIVES, demand_for
+from teccl_msccl.schedule.group import group_finish_us
 from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis import portfolio
+from teccl_msccl.synthesis.ask import ask
 from teccl_msccl.synthesis.baselines.rings import find_rings
-from teccl_msccl.synthesis.baselines.search import ALIASES, BASELINES, baseline_schedule
+from teccl_msccl.synthesis.baselines.search import ALIASES, BASELINES, baseline_schedule, offer_baselines
 from teccl_msccl.synthesis.bounds import lower_bound_us
+from teccl_msccl.synthesis.incumbent import Incumbent
 from teccl_msccl.synthesis.portfolio import method_named
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.topology.model import Topology
 
 SERVED = [(name, each) for name, baseline in BASELINES.items() for each in baseline.serves if each in COLLECTIVES]
@@ -160,7 +167,7 @@ def test_rings_between_hosts_take_a_nic_each():
     assert out == set(range(8))
 
 
-@settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40, deadline=None)
 @given(machines(most=7), st.data())
 def test_a_ring_meets_everyone_once(topology, data):
     ranks = list(range(topology.nranks))
@@ -172,7 +179,7 @@ def test_a_ring_meets_everyone_once(topology, data):
 # -- any machine -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(
     machines(most=7), st.sampled_from(ONE_HOST), st.sampled_from([0.0, 1e3, 1e6]), st.integers(1, 4), st.integers(0, 6)
 )
@@ -228,3 +235,23 @@ def test_what_a_method_does_not_do_is_said():
 def test_other_names():
     assert {method_named(name) for name in ALIASES} <= set(BASELINES)
     assert method_named("Recursive_Doubling") == method_named("rhd") == "recursive-doubling"
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"), [("line-4", "allreduce"), ("full-5", "broadcast"), ("star-4", "alltoall")]
+)
+def test_what_is_found_is_not_slower_than_the_field(name, collective):
+    problem = Problem(Topology.load(name), collective, 1e8)
+    incumbent = Incumbent(problem, 60, lambda progress: None)
+    offer_baselines(incumbent, Settings())
+    assert incumbent.best is not None
+    for method, baseline in BASELINES.items():
+        if collective in baseline.serves and method != "hierarchical":
+            theirs = portfolio.run(problem, Settings(nchunks=8), method=method).schedule
+            assert incumbent.best.finish_us <= theirs.finish_us * 1.02
+
+
+def test_the_heavier_tenant_goes_first():
+    problem = ask(Topology.load("line-2"), "broadcast", 1e6, groups=["0,1:1", "0,1:3"])
+    schedule = portfolio.run(problem, Settings(nchunks=4), method="direct").schedule
+    assert [group_finish_us(schedule, number) for number in (0, 1)] == pytest.approx([40.5, 20.5])

@@ -86,7 +86,8 @@ def test_the_same_seed_gives_the_same_schedule(method):
         return run(Topology.load("star-4"), "alltoall", "1MB", nchunks=2, method=method, seed=seed, jobs=2).schedule
 
     assert one(5) == one(5)
-    assert len({one(seed).sends for seed in (0, 10**5, 10**6)}) > 1
+    if method == "greedy":  # among others, a baseline is optimal here, whatever the seed
+        assert len({one(seed).sends for seed in (0, 10**5, 10**6)}) > 1
 
 
 # -- a start -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.without import without as degraded
 from .ask import DemandLike, GroupLike, ask
-from .baselines.search import ALIASES, BASELINES, search_baseline
+from .baselines.search import ALIASES, BASELINES, offer_baselines, search_baseline
 from .bounds import Bound
 from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
@@ -110,6 +110,8 @@ def run(
     try:
         if start is not None:
             incumbent.offer_start(start)
+        if method == "auto":
+            offer_baselines(incumbent, settings)
         if method == "auto" and problem.named:
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)

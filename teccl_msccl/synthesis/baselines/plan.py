@@ -140,22 +140,26 @@ def _pairs(hops: Iterable[Hop]) -> frozenset[tuple[int, int]]:
 
 
 def _first_come(topology: Topology, demand: Demand, legs: Sequence[Hop]) -> dict[int, Send]:
-    """Play the legs as their data arrives, each on the path that brings it there first. O(legs · paths · log legs)."""
+    """Play the legs as their data arrives, of two at once the one of greater weight first, each on the path that brings
+    it there first. O(legs · paths · log legs)."""
     ways: dict[tuple[int, int], list[_Way]] = defaultdict(list)
     for path in direct_paths(topology, _pairs(legs)):
         ways[path.src_rank, path.dst_rank].append(_Way(topology, path))
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    priority = (
+        [-demand.group_of(chunk).weight for chunk in demand.chunks] if demand.groups else [0.0] * len(demand.chunks)
+    )
     queue = []
     for i, leg in enumerate(legs):
         if leg.src in demand.chunks[leg.chunk].origin:
-            queue.append((0.0, i))
+            queue.append((0.0, priority[leg.chunk], i))
         else:
             waiting[leg.chunk, leg.src].append(i)
     heapify(queue)
     free_from: dict[int, float] = defaultdict(float)
     sends = {}
     while queue:
-        ready, i = heappop(queue)
+        ready, _, i = heappop(queue)
         leg, nbytes = legs[i], demand.chunks[legs[i].chunk].bytes
         arrival, start, way = min(
             ((*way.arrival_and_start(ready, nbytes, free_from), way) for way in ways[leg.src, leg.dst]),
@@ -164,7 +168,7 @@ def _first_come(topology: Topology, demand: Demand, legs: Sequence[Hop]) -> dict
         way.occupy(start, nbytes, free_from)
         sends[i] = Send(leg.chunk, way.path.links, start)
         for waiter in waiting.pop((leg.chunk, leg.dst), ()):
-            heappush(queue, (arrival, waiter))
+            heappush(queue, (arrival, priority[leg.chunk], waiter))
     return sends
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import inf
 from types import MappingProxyType
 
 from ...collective.demand import Demand
@@ -44,6 +47,11 @@ PATIENCE = 2
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
+#: Among other searches: up to so many sends, while the gap is above this, so long each, and that share of the time.
+MOST_SENDS_OFFERED = 20_000
+OFFERED_GAP = 1e-3
+OFFERED_S = 0.5
+OFFERED_SHARE = 0.02
 
 
 def baseline_schedule(topology: Topology, demand: Demand, baseline: Baseline) -> Schedule:
@@ -80,10 +88,23 @@ def _owner(topology: Topology, demand: Demand, baseline: Baseline) -> Owner:
     return lambda chunk: blocks(chunk) if len(chunk.want) == 1 else chosen[chunk.id]
 
 
-def search_baseline(incumbent: Incumbent, settings: Settings, name: str) -> None:
+def offer_baselines(incumbent: Incumbent, settings: Settings) -> None:
+    """Every baseline that serves the problem, each in a small part of the time: what is found is then no worse."""
+    wanted = sum(len(chunk.want) for chunk in incumbent.problem.demand(1).chunks)
+    for name, baseline in BASELINES.items():
+        if wanted > MOST_SENDS_OFFERED or incumbent.closed(OFFERED_GAP):
+            return
+        if incumbent.problem.collective in baseline.serves and incumbent.seconds_left:
+            seconds = min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left)
+            with suppress(InputError):  # hierarchical, where there is no hierarchy
+                search_baseline(incumbent, settings, name, seconds)
+
+
+def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds: float = inf) -> None:
     """Offer the baseline's schedules, from the fewest chunks that it needs to more of them, for as long as they get
     better; at least one whatever the time limit."""
     problem, baseline = incumbent.problem, BASELINES[name]
+    finish_by = min(incumbent.deadline, time.monotonic() + seconds)
     if problem.collective not in baseline.serves:
         serving = [other.name for other in BASELINES.values() if problem.collective in other.serves]
         raise InputError(
@@ -95,15 +116,15 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str) -> None
     if settings.nchunks is not None:
         incumbent.offer_whole(baseline_schedule(problem.topology, problem.demand(settings.nchunks), baseline))
         return
-    best_us, idle = float("inf"), 0
+    best_us, idle = inf, 0
     for demand in _demands(incumbent, baseline):
         schedule = baseline_schedule(problem.topology, demand, baseline)
-        if best_us < float("inf") and _most_transfers(schedule) > MOST_TRANSFERS:
+        if best_us < inf and _most_transfers(schedule) > MOST_TRANSFERS:
             return
         idle = 0 if schedule.finish_us < best_us * (1 - INDIFFERENCE) else idle + 1
         best_us = min(best_us, schedule.finish_us)
         incumbent.offer_whole(schedule)
-        if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left:
+        if idle == PATIENCE or incumbent.closed() or time.monotonic() >= finish_by:
             return
 
 
