@@ -16,6 +16,7 @@ from teccl_msccl.routing.metric import load_bound, max_load, rates
 from teccl_msccl.routing.routers import ROUTERS, optimize
 from teccl_msccl.routing.routers.auto import moved
 from teccl_msccl.routing.routers.choice import Choice
+from teccl_msccl.routing.routers.equitable import route_by_weight
 from teccl_msccl.routing.routers.polish import polish
 from teccl_msccl.routing.traffic import Flow, Traffic
 
@@ -209,6 +210,32 @@ def test_auto_starts_from_the_routes_in_force():
     second = optimize(more, "auto", Choice(in_force=(*first, None, None))).routes
     assert second[:8] == first
     assert rates(more, second).phi[0] == 1
+
+
+def test_light_flows_do_not_decide_where_heavy_ones_meet():
+    """4 heavy flows and 3 light ones leave ToR 0: on 4 spines heavy ones have a spine each."""
+    light = ", ".join(f"L{i}:{i}>{8 + i} w1/100" for i in range(3))
+    heavy = ", ".join(f"H{i}:{3 + i}>{11 + i} w1" for i in range(4))
+    flows, _ = traffic(2, 4, 8, f"{light}, {heavy}")
+    assert rates(flows, optimize(flows, "auto").routes).phi[0] >= F(100, 101)
+
+
+@given(symmetric(), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_each_class_of_weights_is_balanced(flows, draw):
+    weights = [draw.choice([F(8), F(6), F(1, 3)]) for _ in flows.flows]  # 8 and 6 are of one class
+    mixed = Traffic(flows.fabric, tuple(f._replace(weight=w) for f, w in zip(flows.flows, weights, strict=True)))
+    routes = route_by_weight(mixed, Choice())
+    m = mixed.fabric.spines - len(mixed.fabric.dead_spines)
+    for light in (True, False):
+        mine = [(f, r) for f, r in zip(mixed.flows, routes, strict=True) if (f.weight < 1) is light]
+        for side in (0, 1):
+            d, load = {}, {}
+            for flow, route in mine:
+                tor = (flow.src, flow.dst)[side] // 60
+                d[tor] = d.get(tor, 0) + 1
+                load[tor, route] = load.get((tor, route), 0) + 1
+            assert all(count <= -(-d[tor] // m) for (tor, _), count in load.items())
 
 
 def test_unknown_router_and_unreachable_pairs():

@@ -65,6 +65,7 @@ class Controller:
         self.spines: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self.before = self.spines
         self._groups: dict[tuple[str, str], int] = {}
+        self._nothing_better: tuple[int, Clos, dict[tuple[str, str], int]] | None = None
         self._core: _core.Traffic
         self._gather()
 
@@ -99,11 +100,19 @@ class Controller:
     def background(self) -> list[Change]:
         """Optimize all routes; a change, or none."""
         self.due = False
+        if self._regroup():
+            self._gather()
+        situation = (self.version, self.fabric, self._groups)
+        if situation == self._nothing_better:  # the answer would be the same
+            return []
+        found = self._improve()
+        self._nothing_better = None if found else situation
+        return found
+
+    def _improve(self) -> list[Change]:
         reachable = self._reachable()
         if not reachable:
             return []
-        if self._regroup():
-            self._gather()
         part = Traffic(self.fabric, tuple(self.traffic.flows[i] for i in reachable))
         in_force = [self.routes[i] for i in reachable]
         if self._at_best(part, in_force):

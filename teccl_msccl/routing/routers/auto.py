@@ -17,15 +17,14 @@ SAME = 1e-9
 
 
 def route(traffic: Traffic, choice: Choice) -> list[Route]:
-    """equitable where the fabric is symmetric, and greedy; the better of them by φ, polished. Never worse than greedy.
+    """equitable (of all flows, and by weight) where the fabric is symmetric, and greedy; the best of them by φ,
+    polished. Never worse than greedy.
 
     From routes in force: those, with flows that have none filled in (as equitable keeps them where it can) and
     polished; what moves flows is taken only where φ is better for it. With `most_moved` no more than that share of
     the routes in force is changed, but for what has failed.
     """
-    fresh = [greedy.route(traffic, choice)]
-    if traffic.fabric.symmetric_spines is not None:
-        fresh.insert(0, equitable.route(traffic, Choice(mode=choice.mode)))
+    fresh = [*_balanced(traffic, Choice(mode=choice.mode)), greedy.route(traffic, choice)]
     if not any(route is not None for route in choice.in_force):
         return polish(traffic, _best(traffic, fresh, choice.mode), choice)
     kept = _near(traffic, choice)
@@ -52,9 +51,16 @@ def moved(before: Sequence[Route], after: Sequence[Route]) -> int:
 
 def _near(traffic: Traffic, choice: Choice) -> list[list[Route]]:
     """The routes in force, completed: with nothing moved, and with as few moved as balance allows."""
-    found = [greedy.fill_in(traffic, choice.in_force)]
-    if traffic.fabric.symmetric_spines is not None:
-        found.append(equitable.route(traffic, choice))
+    return [greedy.fill_in(traffic, choice.in_force), *_balanced(traffic, choice)]
+
+
+def _balanced(traffic: Traffic, choice: Choice) -> list[list[Route]]:
+    """What equitable finds, if it takes such traffic: all flows together, and by weight where weights differ."""
+    if traffic.fabric.symmetric_spines is None:
+        return []
+    found = [equitable.route(traffic, choice)]
+    if len({flow.weight for flow in traffic.flows}) > 1:
+        found.append(equitable.route_by_weight(traffic, choice))
     return found
 
 

@@ -20,3 +20,19 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
         raise InputError("equitable needs a symmetric fabric, and links of this one differ; use auto or greedy")
     placed = choice.in_force or (None,) * len(traffic.flows)
     return as_routes(traffic.core.equitable(as_spines(placed), list(live)))
+
+
+def route_by_weight(traffic: Traffic, choice: Choice) -> list[Route]:
+    """The same for each class of weights apart (within a factor of two), so that light flows do not decide where heavy
+    ones meet: a link carries at most ⌈d/m⌉ of the d flows of a class."""
+    heaviest = max((flow.weight for flow in traffic.flows), default=0)
+    classes: dict[int, list[int]] = {}
+    for i, flow in enumerate(traffic.flows):
+        classes.setdefault((heaviest // flow.weight).bit_length(), []).append(i)
+    routes: list[Route] = [None] * len(traffic.flows)
+    for places in classes.values():
+        part = Traffic(traffic.fabric, tuple(traffic.flows[i] for i in places))
+        in_force = tuple(choice.in_force[i] for i in places) if choice.in_force else ()
+        for place, found in zip(places, route(part, Choice(mode=choice.mode, in_force=in_force)), strict=True):
+            routes[place] = found
+    return routes
