@@ -202,6 +202,13 @@ def test_polish_never_worsens_and_ends_where_no_change_helps(seed):
     assert polish(flows, begin, Choice(evaluations=0)) == begin
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_auto_is_the_best_of_its_candidates_even_unpolished(seed):
+    flows = random_traffic(seed, 8, (3, 4), (2, 3))
+    phi = {router: rates(flows, optimize(flows, router, Choice(evaluations=0)).routes).phi for router in ROUTERS}
+    assert phi["auto"] == max(phi["greedy"], phi["equitable"])
+
+
 def test_auto_starts_from_the_routes_in_force():
     flows, _ = traffic(4, 4, 4, ",".join(f"{'AB'[i % 2]}:{i}>{4 + i},{'AB'[i % 2]}:{4 + i}>{8 + i}" for i in range(4)))
     first = optimize(flows, "auto").routes

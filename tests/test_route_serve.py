@@ -126,6 +126,13 @@ def test_killed_and_started_again(run, state, fabric):
     assert "after an event at 5" in err
 
 
+def test_what_changes_no_route_keeps_the_table(run, state, fabric):
+    table = run(state, lines(ARRIVE), "--fabric", fabric)[1][0]["table"]
+    for t in (3, 4):
+        assert run(state, lines({"t": t, "event": "timer"}))[:2] == (0, [])
+        assert json.loads((state / "state.json").read_text())["table"] == Path(table).name
+
+
 def test_a_truncated_state_is_refused_and_left_alone(run, state, fabric):
     _, answers, _ = run(state, lines(ARRIVE), "--fabric", fabric)
     file = state / "state.json"

@@ -63,10 +63,17 @@ def _show(cells: list[Cell], files: list[Path]) -> None:
     from rich.table import Table
 
     routers = list(dict.fromkeys(cell.router for cell in cells))
-    printed = Table("dead spines", "jobs", *routers, box=None, title="slowdown: mean (largest)", title_justify="left")
-    for dead, jobs in dict.fromkeys((cell.dead_spines, cell.jobs) for cell in cells):
+    printed = Table(
+        "dead",
+        "jobs",
+        *routers,
+        box=None,
+        title="slowdown by dead spines and jobs: mean (largest)",
+        title_justify="left",
+    )
+    for dead, jobs in sorted({(cell.dead_spines, cell.jobs) for cell in cells}):
         row = {cell.router: cell for cell in cells if (cell.dead_spines, cell.jobs) == (dead, jobs)}
-        printed.add_row(str(dead), str(jobs), *(f"{row[r].mean:.2f} ({row[r].most:.2f})" for r in routers))
+        printed.add_row(str(dead), str(jobs), *(f"{row[r].mean:.2f} ({row[r].most:.3g})" for r in routers))
     output.stdout.print(printed)
     times = [sum(c.routing_ms for c in cells if c.router == r) / sum(c.router == r for c in cells) for r in routers]
     text = ", ".join(f"{router} {ms:.1f}" for router, ms in zip(routers, times, strict=True))
