@@ -145,6 +145,9 @@ def retime(network: Network, demand: Demanded, chunk: list[int], path: list[int]
 def left_shift(
     network: Network, demand: Demanded, chunk: list[int], path: list[int], start_us: list[float]
 ) -> _Sends | None: ...
+def dispatch(
+    network: Network, demand: Demanded, chunk: list[int], path: list[int], priority: list[float]
+) -> _Sends: ...
 def greedy(network: Network, demand: Demanded, seed: int, noise: float, deadline_us: float) -> _Sends: ...
 
 class Traffic:

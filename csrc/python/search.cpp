@@ -1,6 +1,7 @@
 // Networks, demands, the schedule simulation and the greedy search for Python: integer and float arrays in and out.
 #include <optional>
 
+#include "dispatch.hpp"
 #include "greedy.hpp"
 #include "module.hpp"
 #include "retime.hpp"
@@ -85,6 +86,19 @@ void bind_search(py::module_& module) {
         return columns(sends);
       },
       py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"));
+  module.def(
+      "dispatch",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
+         const std::vector<double>& priority) {
+        Sends sends;
+        for (std::size_t i = 0; i < chunk.size(); ++i) sends.push_back({chunk[i], path.at(i), 0, 0});
+        {
+          py::gil_scoped_release release;
+          dispatch(network, demand.chunks, sends, priority);
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("priority"));
   module.def(
       "greedy",
       [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise,

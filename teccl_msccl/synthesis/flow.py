@@ -21,8 +21,8 @@ from .solver import new_model, solve_linear
 MAX_COLUMNS = 30_000
 #: Flow variables up to which it is also solved for the farther pairs alone, whose data come later.
 MAX_COLUMNS_LEVELS = 8_000
-#: What a byte's crossing of a link costs against the time, so that no flow takes a longer way for nothing.
-_DETOUR = 1e-7
+#: How much longer than the least time flows may take to have shorter ways.
+_SHARE_FOR_SHORT_WAYS = 1e-6
 
 Wanted = Mapping[tuple[int, int], float]
 
@@ -149,14 +149,18 @@ def bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
     return {pair: nbytes for pair, nbytes in wanted.items() if nbytes > 0}
 
 
-def concurrent_flow(topology: Topology, wanted: Wanted) -> ConcurrentFlow | None:
-    """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver has none."""
+def concurrent_flow(topology: Topology, wanted: Wanted, short_ways: bool = False) -> ConcurrentFlow | None:
+    """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver has none.
+
+    `short_ways`: of all optimal flows (to within a millionth) one with the least latency summed over bytes, so that
+    none takes a longer way for nothing.
+    """
     scale = max(wanted.values())
     unit = max(link.bandwidth_GBps for link in topology.links)
     sources = sorted({source for source, _ in wanted})
     model: Any = new_model("cbc")
     time = model.add_var(obj=1.0)
-    flow = {(s, link.id): model.add_var(obj=_DETOUR / len(sources)) for s in sources for link in topology.links}
+    flow = {(s, link.id): model.add_var() for s in sources for link in topology.links}
     for s in sources:
         balance: dict[int, list[Any]] = defaultdict(list)
         for link in topology.links:
@@ -173,7 +177,12 @@ def concurrent_flow(topology: Topology, wanted: Wanted) -> ConcurrentFlow | None
         capacity[link.id] = model.add_constr(load - link.bandwidth_GBps / unit * time <= 0)
     if not solve_linear(model):
         return None
-    return ConcurrentFlow(
-        {key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9},
-        {link: abs(float(row.pi)) for link, row in capacity.items()},
-    )
+    prices = {link: abs(float(row.pi)) for link, row in capacity.items()}
+    if short_ways:
+        most = time.x * (1 + _SHARE_FOR_SHORT_WAYS)
+        alpha = max(link.alpha_us for link in topology.links) or 1.0
+        model.objective = xsum((1 + topology.link_by_id[link].alpha_us / alpha) * f for (_, link), f in flow.items())
+        model += time <= most
+        if not solve_linear(model):
+            return None
+    return ConcurrentFlow({key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9}, prices)

@@ -20,13 +20,14 @@ from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
+from .lp import ENOUGH, copy_free, search_flow
 from .problem import Problem
 from .settings import Settings
 from .solver import new_model
 from .symmetry import search_symmetrically
 
 #: The searches; and the field's algorithms, as they are.
-SEARCHES = ("auto", "greedy", "milp")
+SEARCHES = ("auto", "greedy", "lp", "milp")
 METHODS = (*SEARCHES, *BASELINES)
 #: Seconds for a sub-problem, at most, and as a share of what is left.
 PART_S = 2.0
@@ -104,20 +105,24 @@ def run(
         raise InputError(f"time_limit is {time_limit}; it must be 0 or more")
     if method in ("auto", "milp"):
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
+    if method == "lp" and not all(copy_free(stage.demand(1)) for stage in problem.stages):
+        raise InputError(f"{problem.collective} copies data, which the LP does not; use --method auto, greedy or milp")
     incumbent = Incumbent(problem, time_limit, report)
     solved: list[MilpReport] = []
     interrupted = False
     try:
         if start is not None:
             incumbent.offer_start(start)
-        if method == "auto":
+        if method in ("auto", "lp"):
+            search_flow(incumbent, replace(settings, thorough=method == "lp"))
+        if method == "auto" and not incumbent.closed():
             offer_baselines(incumbent, settings)
-        if method == "auto" and problem.named:
+        if method == "auto" and problem.named and not incumbent.closed(ENOUGH):
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
-        elif method != "auto" or incumbent.best is None or incumbent.seconds_left > 5 * greedy_seconds(problem):
+        elif incumbent.best is None or _worth_greed(incumbent, method):
             search_greedily(incumbent, settings)
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
@@ -136,6 +141,12 @@ def run(
         milp=tuple(solved),
         interrupted=interrupted,
     )
+
+
+def _worth_greed(incumbent: Incumbent, method: str) -> bool:
+    if method == "auto":
+        return not incumbent.closed(ENOUGH) and incumbent.seconds_left > 5 * greedy_seconds(incumbent.problem)
+    return method != "lp"
 
 
 def method_named(name: str) -> str:

@@ -15,6 +15,7 @@
 #include "endpoint.hpp"
 #include "greedy.hpp"
 #include "interpreter.hpp"
+#include "dispatch.hpp"
 #include "retime.hpp"
 #include "routing.hpp"
 #include "simulate_program.hpp"
@@ -270,6 +271,7 @@ void search(int n) {
     std::vector<ChunkSend> sends = greedy(network, chunks, 1, noise, deadline);
     require(sends.size() == static_cast<std::size_t>(n * (n - 1)), "greedy sends a chunk more or less than once");
     retime(network, chunks, sends);
+    dispatch(network, chunks, sends, std::vector<double>(sends.size(), 1.0));
     for (const ChunkSend& send : sends) require(send.arrival_us > send.start_us, "a send takes no time");
   }
 }
