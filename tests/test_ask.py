@@ -20,7 +20,7 @@ from teccl_msccl.collective.matrix import alltoallv, read_matrix
 from teccl_msccl.schedule.group import group_finish_us, of_group
 from teccl_msccl.synthesis.ask import ask
 from teccl_msccl.synthesis.bounds import lower_bound_us, lower_bounds
-from teccl_msccl.synthesis.greedy import GreedySearch
+from teccl_msccl.synthesis.greedy import GreedySearch, in_few_sizes
 from teccl_msccl.synthesis.portfolio import run
 
 
@@ -218,6 +218,21 @@ def test_any_matrix_on_any_machine(topology, rng, method):
     for chunk in result.schedule.demand.chunks:
         moved[chunk.origin[0]][chunk.want[0]] += chunk.bytes
     assert moved == [pytest.approx(row) for row in matrix]
+
+
+def test_many_sizes_are_searched_as_few_and_timed_as_they_are():
+    rng = random.Random(3)
+    star = Topology.load("star-8")
+    demand = alltoallv([[rng.randint(1, 10**6) for _ in range(8)] for _ in range(8)], 8)
+    few = in_few_sizes(demand)
+    assert len({chunk.bytes for chunk in demand.chunks}) == 64 > len({chunk.bytes for chunk in few.chunks})
+    assert all(0.95 < a.bytes / b.bytes < 1.05 for a, b in zip(demand.chunks, few.chunks, strict=True))
+    schedule = GreedySearch(star).trial(demand, 0)
+    schedule.validate()
+    assert schedule.demand is demand
+    assert schedule.finish_us < 2 * lower_bound_us(star, demand)
+    even = demand_for("alltoall", 8, 1e6)
+    assert in_few_sizes(even) is even
 
 
 def test_pieces_are_no_larger_than_the_largest_ones():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from math import inf
+from math import inf, log2
 from typing import Protocol, TypeVar
 
 from .. import _core
@@ -24,6 +24,8 @@ from .settings import Settings
 
 #: Work per round of the search over chunk counts, in about microseconds of one core.
 EFFORT = 1.0e6
+#: Sizes of chunks beyond which similar ones are searched as one (an alltoallv's are all different).
+MANY_SIZES = 32
 #: Share of the gain by which random draws may reorder near ties; the seeds take turns.
 NOISES = (0.0, 0.05, 0.2, 0.5)
 #: How far between the lower bound and the best finish so far a trial's deadline lies; the seeds take turns.
@@ -65,7 +67,8 @@ class GreedySearch:
     ) -> Iterator[Schedule]:
         """One schedule per seed, in the order of the seeds, `jobs` at a time; `deadline_us` gives each its deadline."""
         paths = [path.links for path in direct_paths(self.topology)]
-        network, wanted = core_network(self.topology, paths), core_demand(demand)
+        searched = in_few_sizes(demand)
+        network, wanted = core_network(self.topology, paths), core_demand(searched)
 
         def run(seed: int, deadline: float) -> Schedule:
             noise = NOISES[seed % len(NOISES)]
@@ -77,11 +80,21 @@ class GreedySearch:
                 Send(chunk, paths[way], start)
                 for chunk, way, start in zip(chunks.tolist(), ways.tolist(), starts.tolist(), strict=True)
             )
-            return Schedule(self.topology, demand, sends, float(arrivals.max(initial=0.0)))
+            schedule = Schedule(self.topology, demand, sends, float(arrivals.max(initial=0.0)))
+            return schedule if searched is demand else schedule.retimed()
 
         with ThreadPoolExecutor(jobs) as pool:
             for batch in batched(seeds, jobs):  # small batches: a caller that has enough waits for no more
                 yield from list(pool.map(run, batch, [deadline_us(seed) for seed in batch]))
+
+
+def in_few_sizes(demand: Demand) -> Demand:
+    """The demand as the search sees it, which works out every path anew for each size: of more than `MANY_SIZES`,
+    those within an eighth of an octave are one."""
+    if len({chunk.bytes for chunk in demand.chunks}) <= MANY_SIZES:
+        return demand
+    chunks = (replace(c, bytes=2 ** (round(8 * log2(c.bytes)) / 8) if c.bytes > 0 else 0.0) for c in demand.chunks)
+    return replace(demand, chunks=tuple(chunks))
 
 
 @dataclass
@@ -106,8 +119,9 @@ class ChunkCandidate:
 def greedy_seconds(problem: Problem) -> float:
     """About how long one trial for each stage takes: too long for hundreds of GPUs."""
     n = problem.topology.nranks
-    chunks = n * n if problem.collective == "alltoall" else n
-    sends = chunks if problem.collective == "alltoall" else n * chunks
+    each_other = problem.collective in ("alltoall", "alltoallv")
+    chunks = n * n if each_other else n
+    sends = chunks if each_other else n * chunks
     return len(problem.stages) * 1e-6 * sends * (0.02 * n * n + 0.01 * chunks)
 
 
