@@ -11,7 +11,8 @@ from teccl_msccl.cli import main
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.routing.fabric import Clos
 from teccl_msccl.routing.job import MODELS, Job, jobs_from_json
-from teccl_msccl.routing.simulate import Scenario, alone_s, simulate
+from teccl_msccl.routing.scenario import Scenario
+from teccl_msccl.routing.simulate import alone_s, simulate
 
 
 def job_of(model, k, fabric_hosts=None, **fields):

@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from teccl_msccl.cli import main
+from teccl_msccl.routing.controller import Controller, Policy
+from teccl_msccl.routing.fabric import Clos
+from teccl_msccl.routing.hash_model import CrcHash
+from teccl_msccl.routing.serve import Service, serve_stream
+from teccl_msccl.routing.state import StateDirectory
 
 FABRIC = {"fabric": {"tors": 2, "spines": 4, "hosts_per_tor": 4}}
 ARRIVE = {"t": 0, "event": "job_arrive", "job": {"job": "J", "tp": 4, "dp": 2, "hosts": list(range(8)), "bytes": 1000}}
@@ -187,11 +192,37 @@ def test_over_a_socket(run, state, fabric):
     assert process.returncode == 0
 
 
+def test_the_background_work_waits_for_events_and_comes_back(state):
+    """Periods pass between two events of a pipe; each event is answered, and the work between them is done."""
+    controller = Controller(Clos(2, 4, 4), Policy(most_moved=1.0))
+    come, go = os.pipe()
+    said, asked = [], []
+    improve = controller.background
+    controller.background = lambda: (asked.append(len(said)), improve())[1]
+    with StateDirectory(state) as directory:
+        service = Service(controller, directory, CrcHash(), said.append, period_s=0.01)
+        os.write(go, lines(ARRIVE, FAIL).encode())
+
+        def say(value):
+            said.append(value)
+            if value["version"] == 2:
+                os.write(go, lines({"t": 2, "event": "spine", "spine": 1, "alive": True}).encode())
+            if value["version"] == 3:
+                os.close(go)
+
+        serve_stream(service, come, say, pytest.fail)
+    os.close(come)
+    assert [value["version"] for value in said] == [1, 2, 3]
+    assert asked[-1] == 2  # the spine that is back is used by the background work
+    assert said[2]["phi"] == said[0]["phi"]
+
+
 def test_wrong_options(run, state, tmp_path):
     for arguments, words in [
         (("--listen", "nowhere"), "give HOST:PORT"),
         (("--mode", "x"), "unknown mode"),
         (("--most-moved", "2"), "--most-moved"),
+        (("--period", "0"), "--period"),
         (("--fabric", tmp_path / "none.json"), "cannot read"),
         (("--hash", tmp_path / "none.csv"), "cannot read"),
     ]:

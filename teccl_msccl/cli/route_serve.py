@@ -27,6 +27,9 @@ def serve(
     most_moved: Annotated[
         float, typer.Option("--most-moved", help="Share of the flows that one change may move, failures apart.")
     ] = 0.05,
+    period: Annotated[
+        float | None, typer.Option(help="Seconds without an event after which routes are looked at again.")
+    ] = None,
     hash_name: Annotated[str, typer.Option("--hash", metavar="crc|FILE", help="See `route optimize`.")] = "crc",
     hash_seed: Annotated[int, typer.Option("--hash-seed", help="What the CRC starts from.")] = 0,
 ) -> None:
@@ -50,6 +53,8 @@ def serve(
         raise InputError(f"unknown mode {mode!r}; use {', '.join(MODES)}")
     if not (0 <= gain < float("inf") and 0 <= most_moved <= 1):
         raise InputError("--gain must be 0 or more, and --most-moved from 0 to 1")
+    if period is not None and not 0 < period < float("inf"):
+        raise InputError(f"--period is {period}; use more than 0 seconds")
     policy = Policy(mode=mode, gain=gain, most_moved=most_moved)
     model = hash_model(hash_name, hash_seed)
     given = None
@@ -84,7 +89,7 @@ def serve(
             if given is not None:
                 output.warn(f"{fabric}: not used; {state} has a fabric already")
             output.note(f"{state}: version {controller.version}, {len(controller.routes)} flows, as they were")
-        service = Service(controller, directory, model, output.warn)
+        service = Service(controller, directory, model, output.warn, period)
         if listener is not None:
             host, port = listener.getsockname()[:2]
             output.note(f"listening on {host}:{port}")

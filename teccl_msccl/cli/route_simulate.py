@@ -25,7 +25,7 @@ def simulate(
     from ..errors import InputError
     from ..routing.metric import MODES
     from ..routing.routers import ROUTERS
-    from ..routing.simulate import Scenario
+    from ..routing.scenario import Scenario
     from ..routing.simulate import simulate as run
 
     if mode not in MODES:

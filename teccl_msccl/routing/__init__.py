@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .job import Job
     from .metric import rates
     from .routers import optimize
-    from .simulate import Scenario
+    from .scenario import Scenario
     from .traffic import Flow, Traffic
 
 _HOMES = {
@@ -26,7 +26,7 @@ _HOMES = {
     "Flow": "traffic",
     "Job": "job",
     "Report": "efficiency",
-    "Scenario": "simulate",
+    "Scenario": "scenario",
     "Traffic": "traffic",
     "optimize": "routers",
     "rates": "metric",

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from .fabric import plain
+from .exact import plain
 from .metric import Rates, load_bound, max_load, non_blocking, rates
 from .traffic import Route, Traffic
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..files import require_keys
-from .fabric import Link, exact, link_from_json, whole
+from .exact import exact, whole
+from .fabric import Link, link_from_json
 
 #: The kinds, each with the keys it needs beside `t` and `event`.
 KINDS: Mapping[str, tuple[str, ...]] = {

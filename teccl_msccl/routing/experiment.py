@@ -16,7 +16,8 @@ from .fabric import Clos
 from .job import MODELS, Job, traffic_of
 from .routers import optimize
 from .routers.choice import Choice
-from .simulate import Scenario, simulate
+from .scenario import Scenario
+from .simulate import simulate
 from .traffic import FlowKey
 
 ROUTERS = ("ecmp", "anneal", "edge-colour", "greedy", "equitable", "auto")

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..files import require_keys
-from .fabric import Clos, exact, plain, whole
+from .exact import exact, plain, whole
+from .fabric import Clos
 from .traffic import Flow, Traffic, flow_from_json, flows_to_json
 
 

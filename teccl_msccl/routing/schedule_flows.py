@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ..errors import InputError
 from ..files import read_json, require_keys
 from ..schedule.schedule import Schedule, Send
-from .fabric import Clos, whole
+from .exact import whole
+from .fabric import Clos
 from .traffic import Flow, Traffic
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,18 @@ class Service:
     state: StateDirectory
     model: HashModel
     warn: Callable[[str], None]
+    period_s: float | None = None
+
+    def wait(self, streams: Sequence[Any], say: Say) -> list[Any]:
+        """The streams that have something, once one has. What may be improved is, while nothing waits; every
+        `period_s` seconds without an event all is looked at again."""
+        while True:
+            timeout = 0 if self.controller.due else self.period_s
+            ready, _, _ = select.select(streams, [], [], timeout)
+            if ready:
+                return ready
+            self.controller.due = True
+            self.rest(say)
 
     def take(self, line: bytes, where: str, say: Say) -> None:
         """One event. Each change of the table is said once it is on disk; a bad event changes nothing, and its error
@@ -55,7 +67,8 @@ class Service:
 
     def rest(self, say: Say) -> None:
         """What is left to do while no event waits."""
-        self._publish(self.controller.background(), say)
+        if changes := self.controller.background():
+            self._publish(changes, say)
 
     def _publish(self, changes: list[Change], say: Say) -> None:
         if not changes:
@@ -110,10 +123,7 @@ def serve_stream(service: Service, descriptor: int, say: Say, refuse: Callable[[
                 refuse(str(error))
 
     while True:
-        ready, _, _ = select.select([descriptor], [], [], 0 if service.controller.due else None)
-        if not ready:
-            service.rest(say)
-            continue
+        service.wait([descriptor], say)
         data = os.read(descriptor, _BLOCK)
         if not data:
             break
@@ -180,10 +190,7 @@ def serve_socket(service: Service, listener: socket.socket, refuse: Callable[[st
             drop(connection)
 
     while True:
-        ready, _, _ = select.select([listener, *connections], [], [], 0 if service.controller.due else None)
-        if not ready:
-            service.rest(say)
-        for stream in ready:
+        for stream in service.wait([listener, *connections], say):
             if stream is listener:
                 connection, _ = listener.accept()
                 connection.settimeout(10)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, Refused
-from ..files import read_json, require_keys
+from ..errors import Refused
 from .compiled import as_spines, capacities
 from .controller import Change, Controller, Policy
-from .events import Event, event_from_json
+from .events import Event
 from .fabric import Clos
-from .job import Collective, Job, jobs_from_json, traffic_of
+from .job import Collective, Job, traffic_of
 from .metric import non_blocking
 from .routers import optimize
 from .routers.choice import Choice
+from .scenario import Scenario
+from .simulated import Communication, Simulated
 from .traffic import FlowKey
 
 #: Kinds of communication that run while a job computes, and those that follow.
@@ -93,121 +93,11 @@ class Fixed:
         return []
 
 
-class Communication(NamedTuple):
-    """One kind of a job's communication in one iteration: from start to end, and how long it takes alone."""
-
-    job: str
-    kind: str
-    iteration: int
-    start_s: float
-    end_s: float
-    alone_s: float
-
-    @property
-    def slowdown(self) -> float:
-        return (self.end_s - self.start_s) / self.alone_s
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """What came of jobs: their communications, the completion time of each flow, the routers' work.
-
-    `routing_s` is wall time that routing took, `runs` how often it was asked, `versions` how many tables it made,
-    `moved` how many flows changed spine.
-    """
-
-    communications: tuple[Communication, ...]
-    flow_times_s: NDArray[np.float64]
-    carried_bytes: float
-    end_s: float
-    routing_s: float
-    runs: int
-    versions: int
-    moved: int
-    flows: int
-
-    def slowdown(self, job: str, kind: str = "dp") -> float:
-        """The mean over a job's iterations of communication time / time alone."""
-        found = [c.slowdown for c in self.communications if (c.job, c.kind) == (job, kind)]
-        return sum(found) / len(found) if found else math.nan
-
-    def to_json(self) -> dict[str, Any]:
-        jobs: dict[str, Any] = {}
-        for c in self.communications:
-            kinds = jobs.setdefault(c.job, {})
-            kinds.setdefault("all_reduce" if c.kind == "dp" else c.kind, []).append(c)
-        times = self.flow_times_s
-        return {
-            "jobs": {job: {kind: _summary(found) for kind, found in kinds.items()} for job, kinds in jobs.items()},
-            "flow_completion_s": {
-                "mean": float(times.mean()) if len(times) else None,
-                **{f"p{q}": float(np.percentile(times, q)) if len(times) else None for q in (50, 99)},
-                "max": float(times.max()) if len(times) else None,
-            },
-            "throughput_GBps": self.carried_bytes / self.end_s / 1e9 if self.end_s else 0.0,
-            "end_s": self.end_s,
-            "controller": {
-                "seconds": self.routing_s,
-                "runs": self.runs,
-                "versions": self.versions,
-                "moved": self.moved,
-                "churn": self.moved / (self.flows * max(1, self.runs)) if self.flows else 0.0,
-            },
-        }
-
-
-def _summary(found: Sequence[Communication]) -> dict[str, Any]:
-    spans = [c.end_s - c.start_s for c in found]
-    return {
-        "mean_s": sum(spans) / len(spans),
-        "max_s": max(spans),
-        "alone_s": found[0].alone_s,
-        "slowdown": sum(c.slowdown for c in found) / len(found),
-        "iterations": [{"start_s": c.start_s, "end_s": c.end_s} for c in found],
-    }
-
-
 def alone_s(fabric: Clos, collectives: Iterable[Collective]) -> float:
     """How long collectives take that have a fabric which never blocks to themselves, in seconds."""
     traffic = traffic_of(Clos(fabric.tors, fabric.spines, fabric.hosts_per_tor, fabric.link_gbps), collectives)
     slowest = non_blocking(traffic).phi[0]
     return float(8 / (slowest * fabric.link_gbps * 10**9))
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Jobs on a fabric, and what happens to its links (`events`: link, spine or timer)."""
-
-    fabric: Clos
-    jobs: tuple[Job, ...]
-    events: tuple[Event, ...] = ()
-
-    @classmethod
-    def from_json(cls, value: Any, where: str) -> Scenario:
-        """Build from `{"fabric": …, "jobs": […], "events": […]}`. Raises `InputError`."""
-        require_keys(value, ("fabric", "jobs"), where)
-        fabric = Clos.from_json(value["fabric"], f"{where}: fabric")
-        jobs = jobs_from_json(value["jobs"], where)
-        events = []
-        for i, item in enumerate(value.get("events", [])):
-            try:
-                event = event_from_json(item)
-                if event.kind not in ("link", "spine", "timer"):
-                    raise InputError(f"{event.kind}: jobs make such events themselves; give link, spine or timer")
-            except InputError as error:
-                raise InputError(f"{where}: events[{i}]: {error}") from None
-            events.append(event)
-        try:
-            for job in jobs:
-                job.check_fits(fabric)
-            traffic_of(fabric, (c for job in jobs for c in job.collectives)).check_reachable()
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        return cls(fabric, jobs, tuple(events))
-
-    @classmethod
-    def read(cls, path: str | Path) -> Scenario:
-        return cls.from_json(read_json(path, "jobs"), str(path))
 
 
 def simulate(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..files import read_json, require_keys
-from .fabric import Clos, exact, plain, whole
+from .exact import exact, plain, whole
+from .fabric import Clos
 from .rocev2 import MOST_QPN
 
 if TYPE_CHECKING:
