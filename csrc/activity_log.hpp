@@ -36,6 +36,14 @@ class ActivityLog {
     return path;
   }
 
+  // All of it, in the order in which it came to be.
+  std::vector<Activity> all() const {
+    std::vector<Activity> activities;
+    activities.reserve(entries_.size());
+    for (const Entry& entry : entries_) activities.push_back(entry.activity);
+    return activities;
+  }
+
  private:
   struct Entry {
     Activity activity;

@@ -376,7 +376,7 @@ class Simulation {
   // -- the answer --------------------------------------------------------------------------------------
 
   ProgramTiming timing() const {
-    ProgramTiming timing{0, {}, {}, {}};
+    ProgramTiming timing{0, {}, {}, {}, {}};
     const Worker* last = nullptr;
     for (const Worker& worker : workers_) {
       timing.threadblocks.push_back({worker.gpu, worker.threadblock, worker.busy, worker.ready.time});
@@ -387,6 +387,7 @@ class Simulation {
     if (last == nullptr) return timing;
     timing.finish_us = last->ready.time;
     timing.critical_path = log_.path_to(last->ready.record);
+    if (transport_.timeline) timing.timeline = log_.all();
     return timing;
   }
 

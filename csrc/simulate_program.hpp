@@ -25,6 +25,7 @@ struct Transport {
   std::int64_t iterations;                       // how often the runtime loops over the program
   double slice_bytes;                            // of a chunk, in every iteration but the last
   double last_slice_bytes;
+  bool timeline = false;                         // whether to tell every activity
 };
 
 // The constraint that set the start of an activity, or that a threadblock is blocked by.
@@ -54,6 +55,7 @@ struct ProgramTiming {
   std::vector<ThreadblockUse> threadblocks;
   std::vector<Activity> critical_path;  // from the start to the last end
   std::vector<Blocked> blocked;         // empty unless the program hangs
+  std::vector<Activity> timeline;       // all activities, where asked for
 };
 
 // The program must be well formed: peers are ranks, no two threadblocks share a connection's end, and whoever sends

@@ -43,6 +43,9 @@ class ProgramTiming:
     def critical_path(self) -> list[tuple[int, int, int, int, float, float, str]]:
         """(gpu, threadblock, step, iteration, start µs, end µs, cause)"""
     @property
+    def timeline(self) -> list[tuple[int, int, int, int, float, float, str]]:
+        """As the critical path, but everything, where `timeline` was asked for."""
+    @property
     def blocked(self) -> list[tuple[int, int, int, int, str]]:
         """(gpu, threadblock, step, iteration, cause); empty unless the program hangs"""
 
@@ -60,6 +63,7 @@ def simulate_program(
     iterations: int,
     slice_bytes: float,
     last_slice_bytes: float,
+    timeline: bool = False,
 ) -> ProgramTiming: ...
 
 _Bytes = NDArray[np.uint8]

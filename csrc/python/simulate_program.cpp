@@ -37,9 +37,9 @@ std::vector<std::vector<Route>> routes_of(const Program& program, const Indices&
 ProgramTiming simulate(const Program& program, const Numbers& bandwidth, const Numbers& alpha,
                        const Indices& route_links, const Indices& route_ends, const Numbers& extra_alpha,
                        double threadblock_GBps, std::int64_t credits, std::int64_t chunks_per_transfer,
-                       std::int64_t iterations, double slice_bytes, double last_slice_bytes) {
+                       std::int64_t iterations, double slice_bytes, double last_slice_bytes, bool timeline) {
   Transport transport{{}, routes_of(program, route_links, route_ends, extra_alpha), threadblock_GBps, credits,
-                      chunks_per_transfer, iterations, slice_bytes, last_slice_bytes};
+                      chunks_per_transfer, iterations, slice_bytes, last_slice_bytes, timeline};
   auto b = bandwidth.unchecked<1>();
   auto a = alpha.unchecked<1>();
   for (py::ssize_t i = 0; i < b.shape(0); ++i) transport.links.push_back({b(i), a(i)});
@@ -54,6 +54,11 @@ py::list listed(const std::vector<T>& items, AsTuple as_tuple) {
   return list;
 }
 
+py::tuple activity_tuple(const Activity& activity) {
+  return py::make_tuple(activity.gpu, activity.threadblock, activity.step, activity.iteration, activity.start_us,
+                        activity.end_us, cause_name(activity.cause));
+}
+
 }  // namespace
 
 void bind_simulate_program(py::module_& module) {
@@ -64,12 +69,10 @@ void bind_simulate_program(py::module_& module) {
           return py::make_tuple(use.gpu, use.threadblock, use.busy_us, use.finish_us);
         });
       })
-      .def_property_readonly("critical_path", [](const ProgramTiming& timing) {
-        return listed(timing.critical_path, [](const Activity& activity) {
-          return py::make_tuple(activity.gpu, activity.threadblock, activity.step, activity.iteration,
-                                activity.start_us, activity.end_us, cause_name(activity.cause));
-        });
-      })
+      .def_property_readonly("critical_path",
+                             [](const ProgramTiming& timing) { return listed(timing.critical_path, activity_tuple); })
+      .def_property_readonly("timeline",
+                             [](const ProgramTiming& timing) { return listed(timing.timeline, activity_tuple); })
       .def_property_readonly("blocked", [](const ProgramTiming& timing) {
         return listed(timing.blocked, [](const Blocked& blocked) {
           return py::make_tuple(blocked.gpu, blocked.threadblock, blocked.step, blocked.iteration,
@@ -79,7 +82,7 @@ void bind_simulate_program(py::module_& module) {
   module.def("simulate_program", &simulate, py::arg("program"), py::kw_only(), py::arg("bandwidth_GBps"),
              py::arg("alpha_us"), py::arg("route_links"), py::arg("route_ends"), py::arg("extra_alpha_us"),
              py::arg("threadblock_GBps"), py::arg("credits"), py::arg("chunks_per_transfer"), py::arg("iterations"),
-             py::arg("slice_bytes"), py::arg("last_slice_bytes"));
+             py::arg("slice_bytes"), py::arg("last_slice_bytes"), py::arg("timeline") = false);
 }
 
 }  // namespace teccl

@@ -11,6 +11,9 @@ from . import lower
 from . import check
 from . import simulate
 from . import run
+from . import bench
+from . import doctor
+from . import report
 from . import store
 from . import store_build
 from . import store_launch

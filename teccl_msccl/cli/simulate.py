@@ -25,14 +25,19 @@ def simulate(
     neutral: Annotated[
         bool, typer.Option("--neutral", help="Links as they are: without the protocol's efficiency and latency.")
     ] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write the timeline too, for ui.perfetto.dev or chrome://tracing.")
+    ] = None,
 ) -> None:
     """Simulate a program under the runtimes' rules: time, bandwidth, use of links and threadblocks, critical path."""
     from ..collective.size import format_size, parse_size
+    from ..files import check_writable
     from ..program import xml
     from ..program.simulate import simulate as simulate_program
     from ..program.targets import target_named
     from ..topology.model import Topology
 
+    check_writable(trace)
     size_bytes = parse_size(size)
     program = xml.read(file)
     machine = Topology.load(topology, hosts=hosts, network=network)
@@ -43,8 +48,16 @@ def simulate(
             f"a runtime does not choose it for {format_size(size_bytes)}"
         )
     timing = simulate_program(program, machine, size_bytes, neutral=neutral)
+    if trace is not None:
+        from ..program.simulate import timeline
+        from ..report.trace import write_trace
+
+        steps = timeline(program, machine, size_bytes)
+        write_trace(trace, program, machine, steps, timing)
+        if steps.iterations < steps.of:
+            output.note(f"{trace} has the first {steps.iterations} of {steps.of} iterations")
     output.answer(
-        timing.to_json(),
+        timing.to_json() | ({"trace": str(trace)} if trace else {}),
         lambda: _show(f"{file} on {machine.name}, {format_size(size_bytes)}", machine, program.protocol, timing),
     )
 

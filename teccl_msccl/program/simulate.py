@@ -140,6 +140,42 @@ def simulate(
     )
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """Every step of the first `iterations` of `of` when it was at work, threadblock by threadblock in time order, and
+    the links (ids) that each sending threadblock's data crosses."""
+
+    steps: tuple[CriticalStep, ...]
+    routes: dict[tuple[int, int], tuple[int, ...]]
+    iterations: int
+    of: int
+
+
+def timeline(program: Program, topology: Topology, size_bytes: float, *, most: int = 200_000) -> Timeline:
+    """What `simulate` sees, step by step, for as many iterations as make about `most` transfers (one at least).
+
+    The errors are those of `simulate`, which is to have taken the program first.
+    """
+    protocol = PROTOCOL[program.protocol]
+    cut = slicing(size_bytes / program.chunks_per_size, protocol)
+    wiring = _Wiring(program, topology, protocol)
+    run = _Run(program, topology, protocol, cut, wiring)
+    iterations = max(1, min(cut.iterations, most // max(1, run.transfers)))
+    steps: dict[tuple[int, int], list[CriticalStep]] = defaultdict(list)
+    for step in (CriticalStep(*each) for each in run.play(iterations, timeline=True).timeline):
+        mine = steps[step.gpu, step.tb]
+        if mine and (mine[-1].step, mine[-1].iteration) == (step.step, step.iteration):
+            mine[-1] = replace(mine[-1], end_us=step.end_us)  # the transfers of one step
+        else:
+            mine.append(step)
+    return Timeline(
+        tuple(step for block in sorted(steps) for step in steps[block]),
+        wiring.routes(program),
+        iterations,
+        cut.iterations,
+    )
+
+
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0 if part == 0 else math.inf
 
@@ -213,6 +249,17 @@ class _Wiring:
                 )
         return paths
 
+    def routes(self, program: Program) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Threadblock → the links (ids) that its sends cross."""
+        blocks = [(gpu, tb) for gpu, g in enumerate(program.gpus) for tb in range(len(g.threadblocks))]
+        starts = [0, *self.route_ends.tolist()]
+        links = [self._topology.links[i].id for i in self.route_links.tolist()]
+        return {
+            block: tuple(links[starts[i] : starts[i + 1]])
+            for i, block in enumerate(blocks)
+            if starts[i + 1] > starts[i]
+        }
+
     def loads(self, chunk_bytes: float) -> dict[int, tuple[float, float]]:
         """Link id → (time its data occupies it, bytes), for the links that the program uses."""
         return {
@@ -243,23 +290,21 @@ class _Run:
     def __init__(self, program: Program, topology: Topology, protocol: Protocol, cut: Slicing, wiring: _Wiring) -> None:
         self._program, self._protocol, self._cut, self._wiring = program, protocol, cut, wiring
         self._threadblock_GBps = topology.threadblock_GBps or math.inf
-        self._transfers = sum(
-            math.ceil(max(step.cnt, 0) / cut.chunks_per_transfer) for _, _, _, step in program.steps()
-        )
-        if self._transfers > MAX_TRANSFERS:
+        self.transfers = sum(math.ceil(max(step.cnt, 0) / cut.chunks_per_transfer) for _, _, _, step in program.steps())
+        if self.transfers > MAX_TRANSFERS:
             raise Refused(
-                f"{program.name}: {self._transfers} transfers are too many to simulate; keep cnt within the format's 71"
+                f"{program.name}: {self.transfers} transfers are too many to simulate; keep cnt within the format's 71"
             )
 
     def all(self, busiest_us: float) -> _Measured:
         """The program's timing; `busiest_us` is how long its busiest link is occupied, which no extrapolation
         undercuts."""
         iterations = self._cut.iterations
-        few = iterations <= FULL_ITERATIONS and iterations * self._transfers <= FULL_TRANSFERS
+        few = iterations <= FULL_ITERATIONS and iterations * self.transfers <= FULL_TRANSFERS
         if few or iterations <= 16:
             return self.measure(iterations)
         shortest, shorter, longer = (self.measure(count) for count in (4, 8, 16))
-        while not _steady(shortest, shorter, longer) and 2 * longer.simulated * self._transfers <= MAX_TRANSFERS:
+        while not _steady(shortest, shorter, longer) and 2 * longer.simulated * self.transfers <= MAX_TRANSFERS:
             if 2 * longer.simulated >= iterations:
                 return self.measure(iterations)
             shortest, shorter, longer = shorter, longer, self.measure(2 * longer.simulated)
@@ -267,6 +312,18 @@ class _Run:
 
     def measure(self, iterations: int) -> _Measured:
         """The first `iterations` − 1 iterations on full slices and the last one on the last slice."""
+        timing = self.play(iterations)
+        return _Measured(
+            iterations,
+            timing.finish_us,
+            [(gpu, tb) for gpu, tb, _, _ in timing.threadblocks],
+            [busy for _, _, busy, _ in timing.threadblocks],
+            [end for _, _, _, end in timing.threadblocks],
+            tuple(CriticalStep(*step) for step in timing.critical_path),
+        )
+
+    def play(self, iterations: int, *, timeline: bool = False) -> _core.ProgramTiming:
+        """The core's answer for so many iterations. Raises `Refused` when the program hangs."""
         timing = _core.simulate_program(
             self._program.core,
             bandwidth_GBps=self._wiring.bandwidth,
@@ -280,17 +337,11 @@ class _Run:
             iterations=iterations,
             slice_bytes=self._cut.slice_bytes,
             last_slice_bytes=self._cut.last_slice_bytes,
+            **({"timeline": True} if timeline else {}),
         )
         if timing.blocked:
             raise Refused(self._hang(timing.blocked))
-        return _Measured(
-            iterations,
-            timing.finish_us,
-            [(gpu, tb) for gpu, tb, _, _ in timing.threadblocks],
-            [busy for _, _, busy, _ in timing.threadblocks],
-            [end for _, _, _, end in timing.threadblocks],
-            tuple(CriticalStep(*step) for step in timing.critical_path),
-        )
+        return timing
 
     def _hang(self, blocked: Sequence[tuple[int, int, int, int, str]], shown: int = 4) -> str:
         waits = []

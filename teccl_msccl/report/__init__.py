@@ -1,0 +1,1 @@
+"""What people look at: traces, pictures and reports."""

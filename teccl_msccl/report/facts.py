@@ -1,0 +1,118 @@
+"""What a report tells of a schedule or a program, gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..collective.demand import COLLECTIVES, Demand, demand_for
+from ..collective.size import format_size
+from ..program.check import Verdict, check
+from ..program.program import Program
+from ..program.simulate import ProgramTiming, simulate, timeline
+from ..schedule.schedule import Schedule
+from ..synthesis.bounds import lower_bounds
+from ..topology.model import Topology
+from .gantt import Gantt, program_gantt, schedule_gantt
+from .sweep import SizeRow, sweep
+
+#: Baselines are worked out up to so many GPUs unless asked for.
+MOST_GPUS_TO_SWEEP = 64
+#: For each baseline at each size: enough for the chunks that it needs.
+SECONDS_A_BASELINE = 0.3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the page shows; `bounds` are (term, µs, certificate)."""
+
+    title: str
+    topology: Topology
+    size_bytes: float
+    finish_us: float
+    gantt: Gantt
+    bounds: tuple[tuple[str, float, str], ...]
+    verdict: Verdict | None = None
+    timing: ProgramTiming | None = None
+    sweep: tuple[SizeRow, ...] = ()
+
+    def figures(self) -> list[tuple[str, str]]:
+        """The headline numbers: (what, value)."""
+        found = [("time", f"{self.finish_us:.2f} µs")]
+        if self.finish_us > 0:
+            found.append(("algbw", f"{self.size_bytes / (self.finish_us * 1e3):.2f} GB/s"))
+        if self.bounds and self.bounds[0][1] > 0:
+            bound_us = self.bounds[0][1]
+            found += [("lower bound", f"{bound_us:.2f} µs"), ("above it", f"{self.finish_us / bound_us - 1:.1%}")]
+        found += [("GPUs", str(self.topology.nranks)), ("links used", str(len(self.gantt.rows) + self.gantt.left_out))]
+        if self.verdict is not None:
+            found.append((f"checked for {self.verdict.target}", "ok" if self.verdict.ok else "NOT OK"))
+        return found
+
+
+def schedule_facts(schedule: Schedule, sizes: Sequence[float] = ()) -> Facts:
+    """A schedule's report, which is validated first; over `sizes`, the same sends are re-timed."""
+    schedule.validate()
+    demand, topology = schedule.demand, schedule.topology
+    rows: list[SizeRow] = []
+    if sizes and demand.collective in COLLECTIVES:
+        ours = partial(resized, schedule)
+        rows = sweep(
+            topology, demand.collective, sizes, root=demand.root or 0, time_limit=SECONDS_A_BASELINE, ours=ours
+        )
+    return Facts(
+        title=f"{demand.collective} of {format_size(demand.size_bytes)} on {topology.name}",
+        topology=topology,
+        size_bytes=demand.size_bytes,
+        finish_us=schedule.finish_us,
+        gantt=schedule_gantt(schedule),
+        bounds=_bounds(topology, demand),
+        sweep=tuple(rows),
+    )
+
+
+def program_facts(
+    program: Program, topology: Topology, size_bytes: float, sizes: Sequence[float] = (), root: int | None = None
+) -> Facts:
+    """A program's report: checked, and simulated under its runtime's rules; over `sizes` too."""
+    verdict = check(program, root=root)
+    timing = simulate(program, topology, size_bytes)
+    known = program.collective in COLLECTIVES
+    rows: list[SizeRow] = []
+    if sizes and known:
+        ours = partial(_timed, program, topology, root=verdict.root)
+        rows = sweep(
+            topology, program.collective, sizes, root=verdict.root or 0, time_limit=SECONDS_A_BASELINE, ours=ours
+        )
+    demand = demand_for(program.collective, topology.nranks, size_bytes, 1, verdict.root or 0) if known else None
+    return Facts(
+        title=f"{program.name}: {program.collective} of {format_size(size_bytes)} on {topology.name}",
+        topology=topology,
+        size_bytes=size_bytes,
+        finish_us=timing.finish_us,
+        gantt=program_gantt(program, topology, timeline(program, topology, size_bytes)),
+        bounds=_bounds(topology, demand) if demand is not None else (),
+        verdict=verdict,
+        timing=timing,
+        sweep=tuple(rows),
+    )
+
+
+def resized(schedule: Schedule, size_bytes: float) -> Schedule:
+    """The same sends at another size, each as early as it goes."""
+    demand = schedule.demand
+    other = demand_for(demand.collective, demand.nranks, size_bytes, demand.nchunks, demand.root or 0)
+    return replace(schedule, demand=other).retimed()
+
+
+def _timed(program: Program, topology: Topology, size_bytes: float, *, root: int | None) -> Schedule:
+    """A program's simulated time, in the place of a schedule's."""
+    demand = demand_for(program.collective, topology.nranks, size_bytes, 1, root or 0)
+    return Schedule(topology, demand, (), simulate(program, topology, size_bytes).finish_us)
+
+
+def _bounds(topology: Topology, demand: Demand) -> tuple[tuple[str, float, str], ...]:
+    if demand.collective not in COLLECTIVES:
+        return ()
+    return tuple((bound.term, bound.bound_us, bound.certificate) for bound in lower_bounds(topology, demand))
