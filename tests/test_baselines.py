@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from math import ceil, log2
 
 import pytest
@@ -36,10 +37,19 @@ def one_way_ring(n: int, GBps: float, alpha_us: float) -> Topology:
     return machine("g" * n, [(i, (i + 1) % n, GBps, alpha_us) for i in range(n)], one_way=True)
 
 
-def baseline(topology: Topology, name: str, collective: str, size: float, nchunks: int = 1, root: int = 0) -> Schedule:
-    schedule = baseline_schedule(
-        topology, demand_for(collective, topology.nranks, size, nchunks, root), BASELINES[name]
-    )
+def baseline(
+    topology: Topology,
+    name: str,
+    collective: str,
+    size: float,
+    nchunks: int = 1,
+    root: int = 0,
+    variant: int | None = None,
+) -> Schedule:
+    algorithm = BASELINES[name]
+    if variant is not None:
+        algorithm = replace(algorithm, planners=algorithm.planners[variant : variant + 1])
+    schedule = baseline_schedule(topology, demand_for(collective, topology.nranks, size, nchunks, root), algorithm)
     schedule.validate()
     return schedule
 
@@ -118,15 +128,26 @@ def test_two_trees_halve_what_a_rank_carries(n):
     """Each rank is inner in at most one tree (save one in an odd rest), so it sends and receives about the whole once
     down, and no chunk is more than ~log₂ N hops from the root."""
     full = Topology.load(f"full-{n}")
-    schedule = baseline(full, "tree", "broadcast", 1e6, 2)
+    schedule = baseline(full, "tree", "broadcast", 1e6, 2, variant=0)
     sends = Counter(schedule.ends(send)[0] for send in schedule.sends)
     inner = [{schedule.ends(s)[0] for s in schedule.sends if s.chunk == tree} for tree in (0, 1)]
     assert len((inner[0] & inner[1]) - {0}) <= (n - 1) % 2
     assert sends[0] == 2
     assert max(sends.values()) <= 2 + (n - 1) % 2 * 2
-    latency = baseline(full, "tree", "broadcast", 0, 2).finish_us / full.links[0].alpha_us
+    latency = baseline(full, "tree", "broadcast", 0, 2, variant=0).finish_us / full.links[0].alpha_us
     assert latency <= ceil(log2(n)) + 1
-    assert baseline(full, "tree", "allreduce", 0, 2).finish_us == pytest.approx(2 * latency * full.links[0].alpha_us)
+    assert baseline(full, "tree", "allreduce", 0, 2, variant=0).finish_us == pytest.approx(
+        2 * latency * full.links[0].alpha_us
+    )
+
+
+def test_on_one_host_a_tree_may_be_a_chain():
+    """NCCL's: reduced along the ring's chain, spread along it, c pieces in a pipeline of 2(N − 1) hops."""
+    ring = Topology.load("ring-6")
+    alpha, beta = ring.links[0].alpha_us, ring.links[0].beta_us(1e6)
+    schedule = baseline(ring, "tree", "allreduce", 4e6, 4, variant=1)
+    assert schedule.finish_us <= 2 * 5 * (alpha + beta) + 3 * beta + 1e-9
+    assert len(schedule.sends) == 4 * 2 * 5
 
 
 @pytest.mark.parametrize("collective", ["allgather", "alltoall", "reduce_scatter"])

@@ -14,27 +14,39 @@ from .rings import find_rings
 Blocks = list[tuple[int, ...]]
 
 
-def _down(topology: Topology, team: Team) -> Iterator[Hop]:
+def _between_gpus(topology: Topology, team: Team) -> Iterator[Hop]:
+    """On one host, binary trees of its GPUs."""
+    return _down(topology, team, chained=False)
+
+
+def _between_hosts(topology: Topology, team: Team) -> Iterator[Hop]:
+    """On one host, chains, which is what is left of NCCL's trees there."""
+    return _down(topology, team, chained=True)
+
+
+def _down(topology: Topology, team: Team, chained: bool) -> Iterator[Hop]:
     """Every chunk goes from its owner down a tree; the chunks take the trees in turns."""
     trees = _trees(topology, [team])
     for i, chunk in enumerate(team.chunks):
         (owner,) = chunk.origin
-        children = _children(topology, team.members, i % trees, owner)
+        children = _children(topology, team.members, i % trees, owner, chained)
         level, step = [owner], 0
         while level:
             yield from (Hop(step, chunk.id, rank, child) for rank in level for child in children[rank])
             level, step = [child for rank in level for child in children[rank]], step + 1
 
 
-def _children(topology: Topology, members: tuple[int, ...], number: int, root: int) -> dict[int, list[int]]:
-    """The `number`-th tree from `root`: between hosts a binary tree, inside a chain as the ring goes; on one host, a
-    binary tree of its GPUs."""
+def _children(
+    topology: Topology, members: tuple[int, ...], number: int, root: int, chained: bool
+) -> dict[int, list[int]]:
+    """The `number`-th tree from `root`: between hosts a binary tree, inside a chain as the ring goes; on one host a
+    binary tree of its GPUs, or such a chain."""
     rings = find_rings(topology, members)
     ring = rings[number // 2 % len(rings)]
     begin = ring.index(root)
     order = ring[begin:] + ring[:begin]
     blocks = _blocks(topology, order)
-    if len(blocks) == 1:
+    if len(blocks) == 1 and not chained:
         blocks = [(rank,) for rank in order]
     if number % 2:
         blocks = [blocks[0], *_swapped(blocks[1:])]
@@ -78,4 +90,6 @@ def _trees(topology: Topology, teams: Sequence[Team]) -> int:
     return 2 * max(len(find_rings(topology, team.members)) for team in teams)
 
 
-TREE = Baseline("tree", ("allreduce", "broadcast", "reduce"), (_down,), pieces=_trees, root=_root)
+TREE = Baseline(
+    "tree", ("allreduce", "broadcast", "reduce"), (_between_gpus, _between_hosts), pieces=_trees, root=_root
+)
