@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.schedule.schedule import Schedule
-from teccl_msccl.synthesis import bounds
+from teccl_msccl.synthesis import bounds, portfolio
+from teccl_msccl.synthesis.baselines import search
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.hierarchy import Hierarchy, search_hierarchically
 from teccl_msccl.synthesis.incumbent import Incumbent
@@ -93,6 +96,18 @@ def test_ways_that_are_alike_take_turns(collective):
     incumbent = searched(Topology.load("dgx-a100", hosts=2, network="rail"), collective, 1e9, nchunks=2)
     assert incumbent.best is not None
     assert incumbent.best.finish_us <= 1.1 * incumbent.bound_us
+
+
+def test_large_clusters_without_structure_get_what_the_field_does(monkeypatch):
+    whole = Topology.load("dgx1", hosts=2)
+    lame = replace(whole, links=whole.links[1:])
+    assert Hierarchy.of(lame, solver) is None
+    monkeypatch.setattr(portfolio, "greedy_seconds", lambda problem: 1e9)
+    monkeypatch.setattr(search, "MOST_SENDS_OFFERED", 0)
+    for collective in ("allgather", "alltoall", "scatter"):
+        result = portfolio.run(Problem(lame, collective, 1e6), Settings(nchunks=1), time_limit=0.5)
+        result.schedule.validate()
+        assert result.method in ("hierarchical", "direct")
 
 
 def test_nothing_to_do_on_one_host_or_for_a_root():

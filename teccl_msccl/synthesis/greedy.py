@@ -11,7 +11,7 @@ from math import inf, log2
 from typing import Protocol, TypeVar
 
 from .. import _core
-from ..collective.demand import Demand
+from ..collective.demand import ROOTED, Demand
 from ..errors import Refused
 from ..schedule.schedule import Schedule, Send
 from ..schedule.simulate import core_demand, core_network
@@ -117,11 +117,12 @@ class ChunkCandidate:
 
 
 def greedy_seconds(problem: Problem) -> float:
-    """About how long one trial for each stage takes: too long for hundreds of GPUs."""
+    """About how long one trial for each stage takes: too long for collectives of all among hundreds of GPUs."""
     n = problem.topology.nranks
-    each_other = problem.collective in ("alltoall", "alltoallv")
-    chunks = n * n if each_other else n
-    sends = chunks if each_other else n * chunks
+    chunks = 1 if problem.collective in ("broadcast", "reduce") else n
+    sends = n if problem.collective in ROOTED else n * n
+    if problem.collective in ("alltoall", "alltoallv"):
+        chunks = sends
     return len(problem.stages) * 1e-6 * sends * (0.02 * n * n + 0.01 * chunks)
 
 

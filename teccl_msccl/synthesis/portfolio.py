@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +30,8 @@ from .symmetry import search_symmetrically
 #: The searches; and the field's algorithms, as they are.
 SEARCHES = ("auto", "greedy", "lp", "milp")
 METHODS = (*SEARCHES, *BASELINES)
+#: Seconds for a first greedy schedule, if need be.
+SLOW_S = 20.0
 #: Seconds for a sub-problem, at most, and as a share of what is left.
 PART_S = 2.0
 PART_SHARE = 0.05
@@ -122,7 +125,9 @@ def run(
             search_symmetrically(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
-        elif incumbent.best is None or _worth_greed(incumbent, method):
+        elif method == "auto":
+            _search_plainly(incumbent, settings)
+        elif method != "lp" or incumbent.best is None:
             search_greedily(incumbent, settings)
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
@@ -143,12 +148,6 @@ def run(
     )
 
 
-def _worth_greed(incumbent: Incumbent, method: str) -> bool:
-    if method == "auto":
-        return not incumbent.closed(ENOUGH) and incumbent.seconds_left > 5 * greedy_seconds(incumbent.problem)
-    return method != "lp"
-
-
 def method_named(name: str) -> str:
     """The method's own name ("rhd" is recursive-doubling). Raises `InputError`, with what may have been meant."""
     plain = name.lower().replace("_", "-")
@@ -158,6 +157,21 @@ def method_named(name: str) -> str:
         meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(f"unknown method {name!r}; {meant}use {', '.join(METHODS)}")
     return method
+
+
+def _search_plainly(incumbent: Incumbent, settings: Settings) -> None:
+    """The greedy search, if there is time for some trials; for hundreds of GPUs without structure what the field
+    does."""
+    trial_s = greedy_seconds(incumbent.problem)
+    worth_it = not incumbent.closed(ENOUGH) and incumbent.seconds_left > 5 * trial_s
+    if worth_it or (incumbent.best is None and trial_s <= SLOW_S):
+        search_greedily(incumbent, settings)
+    for name in ("hierarchical", "direct"):
+        if incumbent.best is None and incumbent.problem.collective in BASELINES[name].serves:
+            with suppress(InputError):  # hierarchical, where there is no hierarchy
+                search_baseline(incumbent, settings, name)
+    if incumbent.best is None:
+        search_greedily(incumbent, settings)
 
 
 def _part_solver(settings: Settings, incumbent: Incumbent) -> Callable[[Problem], Schedule]:
