@@ -42,9 +42,9 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     for i, stage in enumerate(incumbent.stages):
         demand = stage.demand(counts[0])
-        routing = FlowRouting(stage.topology, bytes_between(demand))
         if not copy_free(demand) or not all(chunk.bytes for chunk in demand.chunks):
             continue  # what has no bytes is nobody's flow
+        routing = FlowRouting(stage.topology, bytes_between(demand))
         if not routing.wanted or not (settings.thorough or routing.small):
             continue
         best, spent = inf, 0.0
