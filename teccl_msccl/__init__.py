@@ -33,12 +33,13 @@ _HOMES = {
 def _find_core() -> None:
     """Where a checkout's sources shadow the installed package (its root is the working directory), the compiled
     core is with the installed one."""
-    from contextlib import suppress
-    from importlib.metadata import PackageNotFoundError, distribution
-    from pathlib import Path
+    import os
 
-    if any(Path(__path__[0]).glob("_core.*.so")):
+    if any(name.startswith("_core.") and name.endswith(".so") for name in os.listdir(__path__[0])):
         return
+    from contextlib import suppress
+    from importlib.metadata import PackageNotFoundError, distribution  # slow, and seldom needed
+
     with suppress(PackageNotFoundError):
         __path__.append(str(distribution("teccl-msccl").locate_file("teccl_msccl")))
 

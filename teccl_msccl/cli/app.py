@@ -15,7 +15,6 @@ app = typer.Typer(
     name="teccl-msccl",
     help="Synthesize, prove and execute collective schedules for the links that your GPUs really have. "
     "Every command takes --json: one JSON object on stdout.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -24,6 +23,9 @@ app = typer.Typer(
 def _register() -> None:
     """Each command's file adds itself to `app`."""
     from . import commands  # noqa: F401
+    from .examples import add_examples
+
+    add_examples(app)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from ..errors import InputError
@@ -120,7 +121,9 @@ def target_named(name: str) -> Target:
             "target mscclpp has plans in JSON, not programs; use synth or lower with it, and check on its file"
         )
     if name not in TARGETS:
-        raise InputError(f"unknown target {name!r}; use {', '.join(TARGETS)}")
+        near = get_close_matches(name.lower(), [*TARGETS, "mscclpp"], 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"unknown target {name!r}; {meant}use {', '.join(TARGETS)} or mscclpp")
     return TARGETS[name]
 
 

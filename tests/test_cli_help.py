@@ -1,0 +1,77 @@
+"""Help, examples, completion and suggestions: what they name exists."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from teccl_msccl.cli import main
+from teccl_msccl.cli.app import app
+from teccl_msccl.cli.examples import EXAMPLES
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(argv))
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_of_this_command_and_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each example's words are taken by the command's own parser, and its help shows them."""
+    assert run(*name.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    command = typer.main.get_command(app)
+    words = name.split()
+    while words:
+        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    for example in EXAMPLES[name]:
+        assert f"teccl-msccl {example}" in shown
+        rest = shlex.split(example)[len(name.split()) :]
+        command.make_context(name, [word for word in rest if word != "--json"])
+
+
+def test_every_plain_command_has_examples() -> None:
+    plain = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert plain == {name for name in EXAMPLES if " " not in name}
+
+
+def test_completion() -> None:
+    environment = os.environ | {
+        "_TECCL_MSCCL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "teccl-msccl sy",
+        "COMP_CWORD": "1",
+    }
+    code = "from teccl_msccl.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.split() == ["synth"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("sinth",), "Did you mean 'synth'"),
+        (("synth", "dgx1", "allgater", "--size", "1MB"), "did you mean allgather?"),
+        (("synth", "dgx-a10", "allgather", "--size", "1MB"), "did you mean dgx-a100?"),
+        (("check", "x.xml", "--target", "mscclp"), "did you mean mscclpp?"),
+        (("synth", "dgx1", "allgather", "--sise", "1MB"), "--size"),
+    ],
+)
+def test_suggestions(argv: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*argv) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_and_import_are_light() -> None:
+    """Neither loads what only commands need."""
+    heavy = {"numpy", "networkx", "mip", "lxml", "matplotlib", "igraph", "torch", "mpi4py", "teccl_msccl._core"}
+    for code in ("import teccl_msccl", "import sys; sys.argv = ['x', '--help']\nfrom teccl_msccl.cli import main\n"
+                 "try: main()\nexcept SystemExit: pass"):  # fmt: skip
+        told = f"{code}\nimport sys; print(sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60)
+        assert done.stderr.strip() == "[]"
