@@ -131,7 +131,7 @@ class Problem:
         return tuple(usable) or (1,)
 
     def _chunk_bytes(self, c: int) -> float:
-        return min((chunk.bytes for chunk in self.demand(c).chunks if chunk.bytes > 0), default=0.0)
+        return max((chunk.bytes for chunk in self.demand(c).chunks), default=0.0)
 
     def _steps(self, c: int) -> float:
         """About how many steps the busiest rank takes: what it sends and receives, relayed data included."""

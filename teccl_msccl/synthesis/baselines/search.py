@@ -136,7 +136,7 @@ def _demands(incumbent: Incumbent, baseline: Baseline) -> Iterator[Demand]:
     split = problem.demand if baseline.root is None else problem.split
     for count in sorted({1, *(pieces * multiple for multiple in MULTIPLES)}):
         demand = whole if count == 1 else split(count)
-        if count > 1 and min(chunk.bytes for chunk in demand.chunks) < LEAST_BYTES:
+        if count > 1 and max(chunk.bytes for chunk in demand.chunks) < LEAST_BYTES:
             return
         yield demand
 
