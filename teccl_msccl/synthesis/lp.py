@@ -44,6 +44,8 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
         demand = stage.demand(counts[0])
         if not copy_free(demand) or not all(chunk.bytes for chunk in demand.chunks):
             continue  # what has no bytes is nobody's flow
+        if any(group.confined for group in demand.groups):
+            continue  # the flow knows no groups
         routing = FlowRouting(stage.topology, bytes_between(demand))
         if not routing.wanted or not (settings.thorough or routing.small):
             continue
