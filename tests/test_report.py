@@ -22,12 +22,13 @@ from teccl_msccl.errors import InputError
 from teccl_msccl.program.lower import lower
 from teccl_msccl.program.program import SENDING, Program
 from teccl_msccl.program.simulate import simulate, timeline
-from teccl_msccl.report.facts import program_facts, resized, schedule_facts
+from teccl_msccl.report.facts import program_facts, schedule_facts
 from teccl_msccl.report.gantt import MOST_BARS, program_gantt, schedule_gantt
 from teccl_msccl.report.page import page
 from teccl_msccl.report.pictures import pictures
 from teccl_msccl.report.sweep import OURS, SizeRow, geometric_sizes, size_label, sweep
 from teccl_msccl.report.trace import trace_events
+from teccl_msccl.schedule.read import resized
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.catalog import load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ..collective.demand import COLLECTIVES, Demand, demand_for
@@ -11,6 +11,7 @@ from ..collective.size import format_size
 from ..program.check import Verdict, check
 from ..program.program import Program
 from ..program.simulate import ProgramTiming, simulate, timeline
+from ..schedule.read import resized
 from ..schedule.schedule import Schedule
 from ..synthesis.bounds import lower_bounds
 from ..topology.model import Topology
@@ -56,7 +57,7 @@ def schedule_facts(schedule: Schedule, sizes: Sequence[float] = ()) -> Facts:
     schedule.validate()
     demand, topology = schedule.demand, schedule.topology
     rows: list[SizeRow] = []
-    if sizes and demand.collective in COLLECTIVES:
+    if sizes and demand.collective in COLLECTIVES and not demand.groups:
         ours = partial(resized, schedule)
         rows = sweep(
             topology, demand.collective, sizes, root=demand.root or 0, time_limit=SECONDS_A_BASELINE, ours=ours
@@ -97,13 +98,6 @@ def program_facts(
         timing=timing,
         sweep=tuple(rows),
     )
-
-
-def resized(schedule: Schedule, size_bytes: float) -> Schedule:
-    """The same sends at another size, each as early as it goes."""
-    demand = schedule.demand
-    other = demand_for(demand.collective, demand.nranks, size_bytes, demand.nchunks, demand.root or 0)
-    return replace(schedule, demand=other).retimed()
 
 
 def _timed(program: Program, topology: Topology, size_bytes: float, *, root: int | None) -> Schedule:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..collective.demand import SPELLINGS, demand_for
+from ..collective.demand import COLLECTIVES, demand_for
 from ..errors import InputError
 from ..files import parse_json, read_bytes, xml_parser
 from ..topology.model import Topology
@@ -65,15 +65,22 @@ def _ours(value: Any, where: str, topology: Topology | None, size_bytes: float |
     schedule = Schedule.from_json(value, where)
     if topology is not None:
         raise InputError(f"{where}: a schedule has its topology in it; leave --topology out")
-    if size_bytes is None:
-        return schedule
+    try:
+        return schedule if size_bytes is None else resized(schedule, size_bytes)
+    except InputError as error:
+        raise InputError(f"{where}: {error}; leave --size out") from None
+
+
+def resized(schedule: Schedule, size_bytes: float) -> Schedule:
+    """The same sends at another size, each as early as it goes. Raises `InputError` where size 0 is to become another
+    one, and nothing tells how."""
     demand = schedule.demand
-    if demand.collective.lower() in SPELLINGS:
-        resized = demand_for(demand.collective, demand.nranks, size_bytes, demand.nchunks, demand.root or 0)
-    else:
-        if demand.size_bytes <= 0:
-            raise InputError(f"{where}: a custom demand of size 0 has no other size; leave --size out")
+    if demand.collective in COLLECTIVES and not demand.groups:
+        other = demand_for(demand.collective, demand.nranks, size_bytes, demand.nchunks, demand.root or 0)
+    elif demand.size_bytes > 0:
         factor = size_bytes / demand.size_bytes
         chunks = tuple(replace(chunk, bytes=chunk.bytes * factor) for chunk in demand.chunks)
-        resized = replace(demand, chunks=chunks, size_bytes=size_bytes)
-    return replace(schedule, demand=resized).retimed()
+        other = replace(demand, chunks=chunks, size_bytes=size_bytes)
+    else:
+        raise InputError(f"{demand.collective}: of size 0 has no other size")
+    return replace(schedule, demand=other).retimed()
