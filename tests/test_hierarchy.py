@@ -95,7 +95,7 @@ def test_ways_that_are_alike_take_turns(collective):
     """Two GPUs share two NICs: each rail alone fills one."""
     incumbent = searched(Topology.load("dgx-a100", hosts=2, network="rail"), collective, 1e9, nchunks=2)
     assert incumbent.best is not None
-    assert incumbent.best.finish_us <= 1.1 * incumbent.bound_us
+    assert incumbent.best.finish_us <= (1.1 if collective == "allgather" else 1.001) * incumbent.bound_us
 
 
 def test_large_clusters_without_structure_get_what_the_field_does(monkeypatch):
@@ -104,7 +104,7 @@ def test_large_clusters_without_structure_get_what_the_field_does(monkeypatch):
     assert Hierarchy.of(lame, solver) is None
     monkeypatch.setattr(portfolio, "greedy_seconds", lambda problem: 1e9)
     monkeypatch.setattr(search, "MOST_SENDS_OFFERED", 0)
-    for collective in ("allgather", "alltoall", "scatter"):
+    for collective in ("allgather", "allreduce", "broadcast"):
         result = portfolio.run(Problem(lame, collective, 1e6), Settings(nchunks=1), time_limit=0.5)
         result.schedule.validate()
         assert result.method in ("hierarchical", "direct")

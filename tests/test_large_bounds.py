@@ -65,3 +65,10 @@ def test_a_demand_of_some_is_not_taken_for_one_of_all():
     some = replace(whole, chunks=tuple(replace(chunk, want=(1, 2, 3)) for chunk in whole.chunks))
     ingress = max(us for term, us, _ in large_bounds(topology, some) if term == "ingress")
     assert ingress == pytest.approx(5 / 6 * 1e9 / 100e3 + 0.5, rel=1e-3)
+
+
+def test_a_thin_uplink_is_a_cut():
+    """Leaves of 4 hosts, 4 : 1: half of what 32 GPUs send leaves their leaf, over a quarter of their bandwidth."""
+    topology = Topology.load("dgx-h100", hosts=8, network="fat-tree:4")
+    leaving = 32 * 32 / 64 * 1e9
+    assert large_us(topology, "alltoall", 1e9, "cut") == pytest.approx(leaving / (32 * 48e3 / 4) + 3.7, rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -39,6 +40,7 @@ def large_bounds(topology: Topology, demand: Demand) -> Iterator[Term]:
     gpus = [(f"GPU {rank}", frozenset({topology.gpus[rank]})) for rank in ranks]
     hosts = sorted({topology.node_by_id[topology.gpus[rank]].host for rank in ranks}) if len(topology.hosts) > 1 else []
     cuts = [(f"host {host}", frozenset(node.id for node in topology.nodes if node.host == host)) for host in hosts]
+    cuts += _leaves(topology, hosts)
     if demand.collective in ("allgather", "reduce_scatter"):
         cuts += [(f"{len(nodes)} nodes", nodes) for nodes in _tightest(topology, demand.collective, ranks)]
     everything = frozenset(topology.node_by_id)
@@ -52,6 +54,19 @@ def large_bounds(topology: Topology, demand: Demand) -> Iterator[Term]:
     if demand.collective == "allreduce":
         yield _root(network, ranks)
         yield from network.traffic(demand)
+
+
+def _leaves(topology: Topology, hosts: Collection[int]) -> Iterator[tuple[str, frozenset[int]]]:
+    """The hosts next to a switch between hosts, and the switch, where some but not all hosts are."""
+    host = {node.id: node.host for node in topology.nodes}
+    beside: dict[int, set[int]] = defaultdict(set)
+    for link in topology.links:
+        if host[link.src] in topology.hosts and host[link.dst] not in topology.hosts:
+            beside[link.dst].add(host[link.src])
+    for switch, those in beside.items():
+        if not those.isdisjoint(hosts) and len(those) < len(topology.hosts):
+            inside = frozenset(node.id for node in topology.nodes if node.host in those) | {switch}
+            yield f"the hosts at {topology.node_by_id[switch].name or f'node {switch}'}", inside
 
 
 def _is_even(demand: Demand) -> bool:

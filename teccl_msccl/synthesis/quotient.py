@@ -18,6 +18,8 @@ from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
 from ..topology.translations import Indices, Translations
 
+#: Sends beyond which only their order in time is tried.
+MOST_DISPATCHED = 50_000
 #: Which order near ties are searched in; the seeds take turns.
 NOISES = (0.0, 0.05, 0.2, 0.5)
 
@@ -175,14 +177,18 @@ class Timeline:
 
 
 def played(topology: Topology, demand: Demand, timeline: Timeline) -> Schedule:
-    """The schedule in which every link serves the sends in the order of their times, each as early as it can."""
+    """The schedule in which every link serves the sends in the order of their times, or, if that is better, those
+    first that are there and whose links are free."""
     order = np.argsort(timeline.order_us, kind="stable")
-    used, ways = np.unique(timeline.path[order], return_inverse=True)
+    used, numbers = np.unique(timeline.path[order], return_inverse=True)
     paths = [timeline.paths[path] for path in used.tolist()]
-    chunks = timeline.chunk[order].tolist()
-    network = core_network(topology, paths)
-    _, _, starts, arrivals = _core.retime(network, core_demand(demand), chunks, ways.tolist())
-    sends = tuple(
-        Send(chunk, paths[way], start) for chunk, way, start in zip(chunks, ways.tolist(), starts.tolist(), strict=True)
-    )
-    return Schedule(topology, demand, sends, float(arrivals.max(initial=0.0)))
+    network, wanted = core_network(topology, paths), core_demand(demand)
+    chunks, ways = timeline.chunk[order].tolist(), numbers.tolist()
+    found = _core.retime(network, wanted, chunks, ways)
+    if len(chunks) <= MOST_DISPATCHED:
+        priorities = (-timeline.order_us[order]).tolist()
+        dispatched = _core.dispatch(network, wanted, chunks, ways, priorities)
+        found = min(found, dispatched, key=lambda columns: float(columns[3].max(initial=0.0)))
+    columns = zip(*(column.tolist() for column in found[:3]), strict=True)
+    sends = tuple(Send(chunk, paths[way], start) for chunk, way, start in columns)
+    return Schedule(topology, demand, sends, float(found[3].max(initial=0.0)))
