@@ -161,10 +161,13 @@ def _first_come(topology: Topology, demand: Demand, legs: Sequence[Hop]) -> dict
     while queue:
         ready, _, i = heappop(queue)
         leg, nbytes = legs[i], demand.chunks[legs[i].chunk].bytes
-        arrival, start, way = min(
-            ((*way.arrival_and_start(ready, nbytes, free_from), way) for way in ways[leg.src, leg.dst]),
-            key=lambda option: option[:2],
-        )
+        options = ways[leg.src, leg.dst]
+        start, way = options[0].start(ready, nbytes, free_from), options[0]
+        for other in options[1:]:
+            later = other.start(ready, nbytes, free_from)
+            if later + other.takes(nbytes) < start + way.takes(nbytes):
+                start, way = later, other
+        arrival = start + way.takes(nbytes)
         way.occupy(start, nbytes, free_from)
         sends[i] = Send(leg.chunk, way.path.links, start)
         for waiter in waiting.pop((leg.chunk, leg.dst), ()):
@@ -173,24 +176,34 @@ def _first_come(topology: Topology, demand: Demand, legs: Sequence[Hop]) -> dict
 
 
 class _Way:
-    """A direct path and its links' figures."""
+    """A direct path and, per size, when each of its links is taken."""
 
     def __init__(self, topology: Topology, path: Path) -> None:
         self.path = path
-        self.links = [topology.link_by_id[id] for id in path.links]
+        self._links = [topology.link_by_id[id] for id in path.links]
+        self._known: dict[float, list[tuple[int, float, float]]] = {}
 
-    def _windows(self, nbytes: float) -> Iterable[tuple[int, float, float]]:
+    def takes(self, nbytes: float) -> float:
+        """From the start to the arrival."""
+        return self.path.alpha_us + nbytes / (self.path.bandwidth_GBps * 1e3)
+
+    def _windows(self, nbytes: float) -> list[tuple[int, float, float]]:
         """Each link's time of occupation, relative to the start: cut-through, as `Schedule.validate` has it."""
-        head, rate = 0.0, float("inf")
-        for link in self.links:
-            rate = min(rate, link.bandwidth_GBps * 1e3)
-            tail = head + nbytes / rate
-            yield link.id, tail - link.beta_us(nbytes), tail
-            head += link.alpha_us
+        if nbytes not in self._known:
+            head, rate = 0.0, float("inf")
+            windows = self._known[nbytes] = []
+            for link in self._links:
+                rate = min(rate, link.bandwidth_GBps * 1e3)
+                tail = head + nbytes / rate
+                windows.append((link.id, tail - link.beta_us(nbytes), tail))
+                head += link.alpha_us
+        return self._known[nbytes]
 
-    def arrival_and_start(self, ready: float, nbytes: float, free_from: Mapping[int, float]) -> tuple[float, float]:
-        start = max([ready, *(free_from[link] - begin for link, begin, _ in self._windows(nbytes))])
-        return start + self.path.alpha_us + nbytes / (self.path.bandwidth_GBps * 1e3), start
+    def start(self, ready: float, nbytes: float, free_from: Mapping[int, float]) -> float:
+        """The first time from `ready` on at which every link is free when the chunk comes to it."""
+        for link, begin, _ in self._windows(nbytes):
+            ready = max(ready, free_from[link] - begin)
+        return ready
 
     def occupy(self, start: float, nbytes: float, free_from: dict[int, float]) -> None:
         for link, _, end in self._windows(nbytes):

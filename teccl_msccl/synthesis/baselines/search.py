@@ -50,8 +50,11 @@ LEAST_BYTES = 16
 #: Among other searches: up to so many sends, while the gap is above this, so long each, and that share of the time.
 MOST_SENDS_OFFERED = 20_000
 OFFERED_GAP = 1e-3
-OFFERED_S = 0.5
-OFFERED_SHARE = 0.02
+OFFERED_S = 1.0
+OFFERED_SHARE = 0.1
+#: Slower than the best by this factor, more chunks must gain this share for others to be tried.
+FAR_BEHIND = 1.5
+TO_CATCH_UP = 0.2
 
 
 def baseline_schedule(topology: Topology, demand: Demand, baseline: Baseline) -> Schedule:
@@ -121,9 +124,10 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds
         schedule = baseline_schedule(problem.topology, demand, baseline)
         if best_us < inf and _most_transfers(schedule) > MOST_TRANSFERS:
             return
-        idle = 0 if schedule.finish_us < best_us * (1 - INDIFFERENCE) else idle + 1
-        best_us = min(best_us, schedule.finish_us)
         incumbent.offer_whole(schedule)
+        behind = incumbent.best is not None and schedule.finish_us > FAR_BEHIND * incumbent.best.finish_us
+        idle = 0 if schedule.finish_us < best_us * (1 - (TO_CATCH_UP if behind else INDIFFERENCE)) else idle + 1
+        best_us = min(best_us, schedule.finish_us)
         if idle == PATIENCE or incumbent.closed() or time.monotonic() >= finish_by:
             return
 
