@@ -1,17 +1,20 @@
 // What the searches and the schedule simulation know of a topology and a demand: plain arrays.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "path.hpp"
 
 namespace teccl {
 
-// A direct way from one GPU to another: link indices in order.
+// A direct way from one GPU to another: link indices in order. Copies of a chunk that start together share the first
+// `trunk` links, up to the switch that multicasts it, if those are the same.
 struct DirectPath {
   int src;
   int dst;
   std::vector<int> links;
+  int trunk = 0;
 };
 
 struct Network {
@@ -43,6 +46,12 @@ inline PathTiming time_path(const Network& network, const DirectPath& path, doub
   timing.arrival = cut_through(figures.data(), figures.size(), bytes, timing.offset.data());
   for (const auto& link : figures) timing.occupancy.push_back(occupancy_us(bytes, link));
   return timing;
+}
+
+// Whether transfers of one chunk on both paths, started together, are one transfer on link `place` of both.
+inline bool share_trunk(const DirectPath& one, const DirectPath& other, std::size_t place) {
+  return static_cast<int>(place) < one.trunk && one.trunk == other.trunk &&
+         std::equal(one.links.begin(), one.links.begin() + one.trunk, other.links.begin());
 }
 
 // A chunk sent on a path; the schedule simulation decides when.

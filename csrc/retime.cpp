@@ -1,6 +1,7 @@
 #include "retime.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -72,10 +73,23 @@ class Waits {
       for (Index n = 1; n < link.size(); ++n) {
         const auto [first, k] = link[n - 1];
         const auto [second, m] = link[n];
+        if (together(first, second, k)) {
+          of_[second].push_back({first, 0});
+          of_[first].push_back({second, 0});
+          continue;
+        }
         of_[second].push_back(
             {first, timings_[first]->offset[k] + timings_[first]->occupancy[k] - timings_[second]->offset[m]});
       }
     }
+  }
+
+  // Copies of a chunk that a switch multicasts, on link `place` of their paths: they are one transfer there and start as
+  // one. (Of those that follow on the link each waits for one of them, which is as good as for all.)
+  bool together(Index one, Index other, Index place) const {
+    const double start = sends_[one].start_us;
+    return sends_[one].chunk == sends_[other].chunk && std::abs(start - sends_[other].start_us) <= slack_us(start) &&
+           share_trunk(path(one), path(other), place);
   }
 
   // A copy waits for the arrival that brings the chunk first, a reduction for all that have come when it starts.
@@ -122,6 +136,7 @@ void retime(const Network& network, const std::vector<DemandedChunk>& chunks, st
     for (int rank : chunks[c].origin) at(static_cast<int>(c), rank) = 0;
 
   std::vector<double> free_from(network.links.size(), 0);
+  std::vector<Index> last_on(network.links.size(), sends.size());  // link → the send that took it last
   std::map<std::pair<int, double>, PathTiming> known;
   const auto timings = timings_of(network, chunks, sends, known);
   for (Index i = 0; i < sends.size(); ++i) {
@@ -130,11 +145,21 @@ void retime(const Network& network, const std::vector<DemandedChunk>& chunks, st
     const auto& path = network.paths[static_cast<Index>(send.path)];
 
     double start = at(send.chunk, path.src);
+    const Index before = last_on[static_cast<Index>(path.links[0])];
     if (start == never)
       throw std::invalid_argument("GPU " + std::to_string(path.src) + " sends chunk " + std::to_string(send.chunk) +
                                   " that it never receives");
-    for (Index k = 0; k < path.links.size(); ++k)
-      start = std::max(start, free_from[static_cast<Index>(path.links[k])] - timing.offset[k]);
+    double beyond = start;  // where the chunk need not wait for its trunk
+    for (Index k = 0; k < path.links.size(); ++k) {
+      const double from = free_from[static_cast<Index>(path.links[k])] - timing.offset[k];
+      start = std::max(start, from);
+      if (static_cast<int>(k) >= path.trunk) beyond = std::max(beyond, from);
+    }
+    // The switch also multicasts what has just been sent this way, if the rest of the path is free in time.
+    if (before < i && sends[before].chunk == send.chunk && beyond <= sends[before].start_us &&
+        share_trunk(network.paths[static_cast<Index>(sends[before].path)], path, 0))
+      start = sends[before].start_us;
+    last_on[static_cast<Index>(path.links[0])] = i;
     for (Index k = 0; k < path.links.size(); ++k)
       free_from[static_cast<Index>(path.links[k])] = start + timing.offset[k] + timing.occupancy[k];
 

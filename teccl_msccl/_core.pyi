@@ -132,6 +132,7 @@ class Network:
         bandwidth_GBps: list[float],
         alpha_us: list[float],
         paths: list[tuple[int, int, list[int]]],
+        trunks: list[int] = ...,
     ) -> None: ...
 
 class Demanded:

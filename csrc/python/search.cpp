@@ -18,11 +18,13 @@ struct Demanded {
 };
 
 Network make_network(int ranks, const std::vector<double>& bandwidth_GBps, const std::vector<double>& alpha_us,
-                     const std::vector<std::tuple<int, int, std::vector<int>>>& paths) {
+                     const std::vector<std::tuple<int, int, std::vector<int>>>& paths,
+                     const std::vector<int>& trunks) {
   Network network{ranks, {}, {}};
   for (std::size_t i = 0; i < bandwidth_GBps.size(); ++i)
     network.links.push_back({bandwidth_GBps[i], alpha_us.at(i)});
   for (const auto& [src, dst, links] : paths) network.paths.push_back({src, dst, links});
+  for (std::size_t i = 0; i < trunks.size(); ++i) network.paths.at(i).trunk = trunks[i];
   return network;
 }
 
@@ -55,7 +57,7 @@ py::tuple columns(const Sends& sends) {
 void bind_search(py::module_& module) {
   py::class_<Network>(module, "Network")
       .def(py::init(&make_network), py::arg("ranks"), py::arg("bandwidth_GBps"), py::arg("alpha_us"),
-           py::arg("paths"));
+           py::arg("paths"), py::arg("trunks") = std::vector<int>());
   py::class_<Demanded>(module, "Demanded").def(
       py::init(&make_demand), py::arg("chunks"), py::arg("holders") = std::vector<std::vector<int>>{},
       py::arg("weights") = std::vector<double>{});

@@ -53,6 +53,11 @@ def lower(
         if value is not None and value < 1:
             raise InputError(f"{option} {value}; use 1 or more")
     limits = target_named(target)
+    if schedule.multicasts():
+        raise Refused(
+            f"target {limits.name} cannot multicast, and this schedule has switches copy chunks; "
+            "synthesize for the topology without multicast"
+        )
     modes = _modes(mode, limits)
     _check_told(schedule.demand)
     _check_taken(schedule.demand.collective, limits, modes)

@@ -15,6 +15,7 @@ from ..collective.demand import SPELLINGS, Chunk, Demand, chunk_to_json, demand_
 from ..errors import InputError
 from ..files import read_json, require_keys, write_text
 from ..topology.model import Topology
+from ..topology.paths import trunk
 
 
 class Send(NamedTuple):
@@ -58,6 +59,17 @@ class Schedule:
         links = [self.topology.link_by_id[id] for id in send.path]
         nbytes = self.demand.chunks[send.chunk].bytes
         return send.start_us + sum(link.alpha_us for link in links) + max(link.beta_us(nbytes) for link in links)
+
+    def multicasts(self) -> bool:
+        """Whether copies of a chunk are sent on several paths at once, which a switch makes of one."""
+        together: set[tuple[int, tuple[int, ...], float]] = set()
+        for send in self.sends:
+            shared = send.path[: trunk(self.topology, send.path)]
+            key = send.chunk, shared, round(send.start_us, 6)
+            if shared and not send.reduce and key in together:
+                return True
+            together.add(key)
+        return False
 
     def validate(self) -> None:
         """Prove that every send's data is there, no link is used twice at once, and the demand is met by

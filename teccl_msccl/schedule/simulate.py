@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,13 +10,16 @@ from .. import _core
 from ..collective.demand import Demand
 from ..errors import Refused
 from ..topology.model import Topology
+from ..topology.paths import trunk
 from .schedule import Schedule, Send, check_path
 
 
-def core_network(topology: Topology, paths: Iterable[tuple[int, ...]]) -> _core.Network:
-    """The topology and the given paths (link ids) as the C++ core takes them; paths keep their order."""
+def core_network(topology: Topology, paths: Collection[tuple[int, ...]], multicast: bool = True) -> _core.Network:
+    """The topology and the given paths (link ids) as the C++ core takes them; paths keep their order. With `multicast`
+    switches that can duplicate what is sent on several paths at once."""
     position = {link.id: i for i, link in enumerate(topology.links)}
     by_id = topology.link_by_id
+    trunks = [trunk(topology, path) if multicast else 0 for path in paths]
     return _core.Network(
         ranks=topology.nranks,
         bandwidth_GBps=[link.bandwidth_GBps for link in topology.links],
@@ -29,6 +32,7 @@ def core_network(topology: Topology, paths: Iterable[tuple[int, ...]]) -> _core.
             )
             for path in paths
         ],
+        **({"trunks": trunks} if any(trunks) else {}),
     )
 
 
@@ -79,7 +83,12 @@ def _core_sends(topology: Topology, sends: Sequence[Send]) -> tuple[_core.Networ
     paths = {path: i for i, path in enumerate(dict.fromkeys(send.path for send in sends))}
     for path in paths:
         check_path(path, topology, "schedule")
-    return core_network(topology, paths), [send.chunk for send in sends], [paths[send.path] for send in sends]
+    multicast = not any(send.reduce for send in sends)
+    return (
+        core_network(topology, paths, multicast),
+        [send.chunk for send in sends],
+        [paths[send.path] for send in sends],
+    )
 
 
 @contextmanager

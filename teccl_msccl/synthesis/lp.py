@@ -42,7 +42,7 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     for i, stage in enumerate(incumbent.stages):
         demand = stage.demand(counts[0])
-        if not copy_free(demand) or not all(chunk.bytes for chunk in demand.chunks):
+        if not demand.copy_free or not all(chunk.bytes for chunk in demand.chunks):
             continue  # what has no bytes is nobody's flow
         if any(group.confined for group in demand.groups):
             continue  # the flow knows no groups
@@ -63,11 +63,6 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
             if incumbent.closed(ENOUGH):
                 return
             spent = time.monotonic() - began
-
-
-def copy_free(demand: Demand) -> bool:
-    """Whether every chunk goes from one rank to at most one other."""
-    return all(not chunk.reduce and len(chunk.want) <= 1 for chunk in demand.chunks)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import Any
 
 from mip import BINARY, CONTINUOUS, xsum
 
+from ..collective.demand import Demand
 from ..schedule.schedule import Schedule, Send
+from ..topology.paths import trunk
 from .epochs import EpochGrid, finish_epoch
+from .rules import Rules, Tenant
 from .solver import Outcome, new_model, solve
+
+NO_RULES = Rules()
 
 
 @dataclass(frozen=True)
@@ -33,27 +39,36 @@ class Milp:
     """The model for one grid, from its warm start down to a lower bound on the number of epochs.
 
     F[c,p,k] ∈ {0,1}: chunk c starts on path p in epoch k. A path runs from GPU to GPU through switches, which
-    do not store: α of its links summed, β once, every link occupied; so the paper's switch constraints are met by
-    construction. B[c,v,k] ∈ [0,1]: chunk c is at GPU v at the beginning of epoch k. late[k]: some demand is unmet
-    at the beginning of epoch k.
+    do not store: α of its links summed, β once, every link occupied; so the paper's switch constraints, and its
+    hyper-edges (as many transfers at a time as the switch has ports, one per GPU and direction), are met by
+    construction. B[c,v,k] ∈ [0,1]: chunk c is at GPU v at the beginning of epoch k. U[c,q,k]: chunk c starts on the way
+    q to a switch that multicasts. late[t,k]: some demand of tenant t is unmet at the beginning of epoch k.
 
-        min   Σ_k late[k]
+        min   Σ_t weight(t) Σ_k late[t,k]
         s.t.  F[c,p,k] ≤ B[c,src(p),k]                                          copy and store-and-forward
-              B[c,v,k] = B[c,v,k−1] + Σ_{p into v} F[c,p,k−arrival(p)] ≤ 1      buffers; one receipt at most
-              Σ_{c, p ∋ l, k−span(l) < e ≤ k} F[c,p,e] ≤ capacity(l)            links
-              late[k] ≥ 1 − B[c,v,k]  for v that want c;   B[c,v,K] = 1         demand
+              B[c,v,k] = B[c,v,k−1] − X[c,v,k−1] + Σ_{p into v} F[c,p,k−arrival(p)] ≤ 1     buffers
+              Σ_c B[c,v,k] ≤ relay_chunks  over c that v only passes on         limited buffers (else X = 0)
+              F[c,p,k] ≤ U[c,trunk(p),k]                                        copies made by a switch
+              Σ_{c, p ∋ l, e ≤ k < e+span(l,e)} F[c,p,e] ≤ capacity(l,k)        links (on a trunk U for F)
+              late[t,k] ≥ 1 − B[c,v,k]  for v that want c;   B[c,v,K] = 1       demand
 
     Variables before a chunk can have come, or too late to be of use, are left out. Columns: about
-    chunks · paths · (K − diameter).
+    chunks · paths · (K − diameter). With `rules` that `constrain` it starts from nothing, within `horizon` epochs.
     """
 
-    def __init__(self, grid: EpochGrid, start: Schedule, solver: str) -> None:
+    def __init__(
+        self, grid: EpochGrid, start: Schedule, solver: str, rules: Rules = NO_RULES, horizon: int | None = None
+    ) -> None:
         self.grid = grid
         self.solver = solver
-        self.placed = grid.discretized(start)
-        self.horizon = finish_epoch(grid, self.placed)
+        self.rules = rules
+        placed = grid.discretized(start)
+        self.placed = {} if rules.constrain else placed
+        self.horizon = horizon or finish_epoch(grid, placed)
         self.first_late = min(self.horizon, grid.least_epochs())
         self.start = start
+        self.tenants = rules.tenants or _tenants(grid.demand)
+        self.counted_from = self.first_late if len(self.tenants) == 1 else 0  # one tenant may be done before the other
 
     def columns(self, most: int | None = None) -> int:
         """How many send variables the model has, counted up to `most`."""
@@ -68,14 +83,29 @@ class Milp:
             return MilpResult(None, outcome, None, bound)
         chosen = [key for key, variable in sends.items() if variable.x is not None and variable.x > 0.5]
         schedule = self._read(chosen)
-        return MilpResult(schedule, outcome, finish_epoch(self.grid, dict.fromkeys(chosen, 1)), bound)
+        epochs = max((k + self._arrival(p, k) for _, p, k in chosen), default=0)
+        return MilpResult(schedule, outcome, epochs, bound)
 
     def _epochs_bound(self, outcome: Outcome) -> int:
-        if outcome.status == "optimal" and outcome.objective is not None:
-            return self.first_late + round(outcome.objective)
+        if len(self.tenants) == 1 and outcome.status == "optimal" and outcome.objective is not None:
+            return self.first_late + round(outcome.objective / self.tenants[0].weight)
         return self.first_late
 
     # -- the model -------------------------------------------------------------------------------------
+
+    def _span(self, link: int, epoch: int) -> int:
+        """Epochs from `epoch` on in which a send that starts then keeps others off the link."""
+        if link not in self.rules.shares:
+            return self.grid.span[link]
+        beta_us = self.grid.topology.link_by_id[link].beta_us(self.grid.chunk_bytes)
+        return self.rules.span(link, epoch, beta_us / self.grid.tau_us)
+
+    def _arrival(self, path: int, epoch: int) -> int:
+        """Epochs until a chunk that starts on the path in `epoch` is there."""
+        if not self.rules.shares:
+            return self.grid.arrival[path]
+        slower = max(self._span(link, epoch) - self.grid.span[link] for link in self.grid.paths[path].links)
+        return self.grid.arrival[path] + max(0, slower)
 
     def _keys(self) -> Iterator[tuple[int, int, int]]:
         """(chunk, path, epoch) that can matter: the chunk can be there, and can still be of use afterwards."""
@@ -102,65 +132,105 @@ class Milp:
         buffers = self._buffers(model, sends)
         self._links(model, sends)
         late = self._demand(model, buffers)
-        model.objective = xsum(late.values()) + 1e-5 / max(1, len(self.placed)) * xsum(sends.values())
-        lateness = finish_epoch(self.grid, self.placed)
-        model.start = [(variable, self.placed.get(key, 0)) for key, variable in sends.items()] + [
-            (variable, int(k < lateness)) for k, variable in late.items()
-        ]
+        lateness = xsum(self.tenants[t].weight * some_late for (t, _), some_late in late.items())
+        model.objective = lateness + 1e-5 / max(1, len(self.placed)) * xsum(sends.values())
+        if not self.rules.constrain:
+            self._warm_start(model, sends, late)
         return model, sends
+
+    def _warm_start(
+        self, model: Any, sends: Mapping[tuple[int, int, int], Any], late: Mapping[tuple[int, int], Any]
+    ) -> None:
+        arrived = {(c, self.grid.paths[p].dst_rank): k + self.grid.arrival[p] for c, p, k in self.placed}
+        finish = [
+            max((arrived.get((c, w), 0) for c in tenant.chunks for w in self.grid.demand.chunks[c].want), default=0)
+            for tenant in self.tenants
+        ]
+        if len(finish) == 1:
+            finish = [finish_epoch(self.grid, self.placed)]
+        model.start = [(variable, self.placed.get(key, 0)) for key, variable in sends.items()] + [
+            (variable, int(k < finish[t])) for (t, k), variable in late.items()
+        ]
 
     def _buffers(self, model: Any, sends: Mapping[tuple[int, int, int], Any]) -> dict[tuple[int, int, int], Any]:
         """B as columns that grow by what arrives, and sends held below them."""
         arriving: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
         for (c, p, k), send in sends.items():
-            arriving[c, self.grid.paths[p].dst_rank, k + self.grid.arrival[p]].append(send)
+            arriving[c, self.grid.paths[p].dst_rank, k + self._arrival(p, k)].append(send)
         buffers: dict[tuple[int, int, int], Any] = {}
+        passed_on: dict[tuple[int, int], list[Any]] = defaultdict(list)  # (GPU, epoch) → what it holds for others
         for chunk in self.grid.demand.chunks:
             for v in range(self.grid.topology.nranks):
                 before: Any = 1.0 if v in chunk.origin else 0.0
+                relayed = self.rules.relay_chunks is not None and v not in chunk.origin and v not in chunk.want
                 for k in range(self.horizon + 1):
-                    arrivals = arriving.get((chunk.id, v, k))
-                    if arrivals:
+                    arrivals = arriving.get((chunk.id, v, k), [])
+                    if arrivals or (relayed and not isinstance(before, float)):
                         now = model.add_var(var_type=CONTINUOUS, lb=0, ub=1)
-                        model += now == before + xsum(arrivals)
+                        removed = model.add_var(lb=0, ub=1) if relayed else 0
+                        model += now == before + xsum(arrivals) - removed
                         before = now
+                        if relayed:
+                            passed_on[v, k].append(now)
                     buffers[chunk.id, v, k] = before
+        for held in passed_on.values():
+            model += xsum(held) <= self.rules.relay_chunks
         for (c, p, k), send in sends.items():
-            held = buffers[c, self.grid.paths[p].src_rank, k]
-            if not isinstance(held, float):
-                model += send <= held
-            elif held == 0.0:
+            at_source = buffers[c, self.grid.paths[p].src_rank, k]
+            if not isinstance(at_source, float):
+                model += send <= at_source
+            elif at_source == 0.0:
                 model += send == 0
         return buffers
 
     def _links(self, model: Any, sends: Mapping[tuple[int, int, int], Any]) -> None:
-        using: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        for (_, p, k), send in sends.items():
-            for link in self.grid.paths[p].links:
-                using[link, k].append(send)
-        for link, k in using:
-            span = self.grid.span[link]
-            window = [send for e in range(k - span + 1, k + 1) for send in using.get((link, e), ())]
-            if len(window) > self.grid.capacity[link]:
-                model += xsum(window) <= self.grid.capacity[link]
+        using: dict[tuple[int, int], list[Any]] = defaultdict(list)  # (link, epoch) → what occupies it
+        copies: dict[tuple[int, tuple[int, ...], int], list[Any]] = defaultdict(list)
+        for (c, p, k), send in sends.items():
+            links = self.grid.paths[p].links
+            shared = trunk(self.grid.topology, links)
+            if shared:
+                copies[c, links[:shared], k].append(send)
+            self._occupy(using, links[shared:], k, send)
+        for (_, links, k), made in copies.items():
+            one = made[0]
+            if len(made) > 1:
+                one = model.add_var(lb=0, ub=1)
+                for send in made:
+                    model += send <= one
+            self._occupy(using, links, k, one)
+        for (link, k), window in using.items():
+            capacity = self.grid.capacity[link]
+            if capacity > 1 and link in self.rules.shares:
+                capacity = int(capacity * self.rules.share(link, k) + 1e-9)
+            if len(window) > capacity:
+                model += xsum(window) <= capacity
 
-    def _demand(self, model: Any, buffers: Mapping[tuple[int, int, int], Any]) -> dict[int, Any]:
-        late = {k: model.add_var(var_type=BINARY) for k in range(self.first_late, self.horizon)}
-        for chunk in self.grid.demand.chunks:
-            for v in chunk.want:
-                if v in chunk.origin:
-                    continue
-                model += buffers[chunk.id, v, self.horizon] >= 1
-                for k, some_late in late.items():
-                    model += some_late >= 1 - buffers[chunk.id, v, k]
-        for k in range(self.first_late, self.horizon - 1):
-            model += late[k] >= late[k + 1]
+    def _occupy(self, using: dict[tuple[int, int], list[Any]], links: tuple[int, ...], epoch: int, send: Any) -> None:
+        for link in links:
+            for k in range(epoch, epoch + self._span(link, epoch)):
+                using[link, k].append(send)
+
+    def _demand(self, model: Any, buffers: Mapping[tuple[int, int, int], Any]) -> dict[tuple[int, int], Any]:
+        epochs = range(self.counted_from, self.horizon)
+        late = {(t, k): model.add_var(var_type=BINARY) for t in range(len(self.tenants)) for k in epochs}
+        for t, tenant in enumerate(self.tenants):
+            for c in sorted(tenant.chunks):
+                chunk = self.grid.demand.chunks[c]
+                for v in chunk.want:
+                    if v in chunk.origin:
+                        continue
+                    model += buffers[c, v, self.horizon] >= 1
+                    for k in epochs:
+                        model += late[t, k] >= 1 - buffers[c, v, k]
+            for k in epochs[:-1]:
+                model += late[t, k] >= late[t, k + 1]
         return late
 
     # -- the answer ------------------------------------------------------------------------------------
 
     def _read(self, chosen: list[tuple[int, int, int]]) -> Schedule:
-        """The chosen sends that serve somebody, re-timed in continuous time."""
+        """The chosen sends that serve somebody, re-timed in continuous time unless rules bind them to their epochs."""
         needed = {(c.id, v) for c in self.grid.demand.chunks for v in c.want}
         sends = []
         for c, p, k in sorted(chosen, key=lambda key: (-key[2], key)):
@@ -169,4 +239,33 @@ class Milp:
                 needed.add((c, path.src_rank))
                 sends.append(Send(c, path.links, k * self.grid.tau_us))
         sends.reverse()
-        return Schedule(self.grid.topology, self.grid.demand, tuple(sends), 0.0).retimed()
+        schedule = Schedule(self.grid.topology, self.grid.demand, tuple(sends), 0.0)
+        if not self.rules.constrain:
+            return schedule.retimed()
+        return replace(schedule, finish_us=max((schedule.arrival_us(send) for send in sends), default=0.0))
+
+
+def _tenants(demand: Demand) -> tuple[Tenant, ...]:
+    """The demand's groups, if they have weights that differ; else all chunks are one's."""
+    weights = [group.weight for group in demand.groups]
+    if len(set(weights)) < 2:
+        return (Tenant(frozenset(chunk.id for chunk in demand.chunks)),)
+    chunks = [frozenset(chunk.id for chunk in demand.chunks if chunk.group == g) for g in range(len(weights))]
+    return tuple(Tenant(of, weight) for of, weight in zip(chunks, weights, strict=True) if of)
+
+
+def fewest_epochs(
+    grid: EpochGrid, start: Schedule, solver: str, rules: Rules, *, seconds: float, seed: int = 0
+) -> MilpResult:
+    """The K search: the model under `rules` within more and more epochs, until it has a schedule or the time is up.
+
+    `start` says how many epochs to begin with; it need not keep the rules.
+    """
+    horizon = max(grid.least_epochs(), finish_epoch(grid, grid.discretized(start)))
+    deadline = time.monotonic() + seconds
+    while True:
+        model = Milp(grid, start, solver, rules, horizon)
+        result = model.improve(seconds=max(0.1, deadline - time.monotonic()), threads=1, seed=seed)
+        if result.outcome.status != "infeasible" or time.monotonic() >= deadline:
+            return result
+        horizon += max(1, horizon // 2)

@@ -21,7 +21,7 @@ from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
-from .lp import ENOUGH, copy_free, search_flow
+from .lp import ENOUGH, search_flow
 from .problem import Problem
 from .settings import Settings
 from .solver import new_model
@@ -108,7 +108,7 @@ def run(
         raise InputError(f"time_limit is {time_limit}; it must be 0 or more")
     if method in ("auto", "milp"):
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
-    if method == "lp" and not all(copy_free(stage.demand(1)) for stage in problem.stages):
+    if method == "lp" and not all(stage.demand(1).copy_free for stage in problem.stages):
         raise InputError(f"{problem.collective} copies data, which the LP does not; use --method auto, greedy or milp")
     incumbent = Incumbent(problem, time_limit, report)
     solved: list[MilpReport] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +29,15 @@ class Path:
     dst_rank: int
     alpha_us: float
     bandwidth_GBps: float
+
+
+def trunk(topology: Topology, links: Sequence[int]) -> int:
+    """How many of a path's first links copies share that are sent together and part at or behind the first switch that
+    multicasts: the links up to it; 0 where none does."""
+    for count, id in enumerate(links[:-1], start=1):
+        if topology.node_by_id[topology.link_by_id[id].dst].multicast:
+            return count
+    return 0
 
 
 @lru_cache(maxsize=8)
