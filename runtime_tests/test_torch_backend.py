@@ -1,0 +1,63 @@
+"""The PyTorch backend in a real job of three processes: the same results and losses as gloo's, and a dead peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import teccl_msccl
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'teccl-msccl[torch]'")
+
+JOB = str(Path(__file__).with_name("torch_job.py"))
+PACKAGES = str(Path(teccl_msccl.__file__).parents[1])
+
+
+def start(nranks: int, what: str, tmp_path: Path, **more: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(nranks)}
+    common |= {"GLOO_SOCKET_IFNAME": "lo", "TECCL_STORE": str(tmp_path / "store"), "CUDA_VISIBLE_DEVICES": ""} | more
+    common["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGES, os.environ.get("PYTHONPATH"))))
+    return [
+        subprocess.Popen(
+            [sys.executable, JOB, "teccl", what], env=common | {"RANK": str(rank)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(nranks)
+    ]  # fmt: skip
+
+
+def test_the_same_as_gloo(tmp_path) -> None:
+    ranks = start(3, "all", tmp_path, TECCL_TRACE=str(tmp_path / "trace"))
+    told = [rank.communicate(timeout=150) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 3, told[0][1][-3000:] + told[1][1][-3000:]
+    found = json.loads(told[0][0].splitlines()[-1])
+    assert len(found["right"]) == 15 and all(found["right"].values()), found["right"]
+    for how, (ours, theirs) in found["losses"].items():
+        assert ours == pytest.approx(theirs, rel=1e-4), how
+        assert ours[-1] < ours[0]
+    stats = found["stats"]
+    assert {"allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast"} <= set(
+        stats["by_collective"]["custom"]
+    )
+    assert set(stats["why"]) == {"alltoall: uneven splits", "barrier: no data"}
+    traced = json.loads((tmp_path / "trace" / "rank-1.json").read_text())["traceEvents"]
+    assert {"wait", "reduce"} <= {event["name"].split()[0] for event in traced}
+
+
+def test_a_dead_peer_is_an_error_within_the_timeout(tmp_path) -> None:
+    begin = time.monotonic()
+    ranks = start(3, "die", tmp_path)
+    told = [rank.communicate(timeout=90) for rank in ranks]
+    assert time.monotonic() - begin < 80
+    assert [rank.returncode for rank in ranks] == [3, -9, 3]
+    assert json.loads(told[0][0])["error"]
