@@ -35,18 +35,14 @@ def report(
     """Write one self-contained page: topology, links over time, utilisation, critical path, sizes, proofs."""
     from ..errors import InputError
     from ..files import check_writable, write_bytes, write_text
-    from ..report.facts import MOST_GPUS_TO_SWEEP
     from ..report.page import page
     from ..report.pictures import pictures
-    from ..report.sweep import geometric_sizes
 
     endings = [ending for ending in format.lower().split(",") if ending]
     if bad := [ending for ending in endings if ending not in ("png", "svg", "pdf")]:
         raise InputError(f"--format {bad[0]!r}: use png, svg or pdf")
     check_writable(page_file)
-    facts = _facts(
-        file, topology, hosts, network, size, root, geometric_sizes(1024, 2**30, 4), quick, MOST_GPUS_TO_SWEEP
-    )
+    facts = _facts(file, topology, hosts, network, size, root, quick)
     drawn = pictures(facts, "svg", output.warn)
     write_text(page_file, page(facts, drawn))
     written = [str(page_file)]
@@ -74,15 +70,13 @@ def _facts(
     network: str | None,
     size: str | None,
     root: int | None,
-    sizes: list[float],
     quick: bool,
-    most_gpus: int,
 ) -> Facts:
     from ..collective.size import parse_size
     from ..errors import InputError
     from ..files import read_bytes
     from ..program import xml
-    from ..report.facts import program_facts, schedule_facts
+    from ..report.facts import program_facts, schedule_facts, sizes_for
     from ..schedule.read import read_schedule
     from ..topology.model import Topology
 
@@ -92,8 +86,8 @@ def _facts(
     if b"<algo" in data[:10_000]:
         if machine is None:
             raise InputError(f"{file}: a program does not tell its machine; name its --topology")
-        swept = sizes if not quick and machine.nranks <= most_gpus else []
+        swept = [] if quick else sizes_for(machine)
         return program_facts(xml.parse(data, str(file)), machine, size_bytes or 64e6, swept, root)
     schedule = read_schedule(file, machine, size_bytes)
-    swept = sizes if not quick and schedule.topology.nranks <= most_gpus else []
+    swept = [] if quick else sizes_for(schedule.topology)
     return schedule_facts(schedule, swept)

@@ -16,10 +16,10 @@ from ..schedule.schedule import Schedule
 from ..synthesis.bounds import lower_bounds
 from ..topology.model import Topology
 from .gantt import Gantt, program_gantt, schedule_gantt
-from .sweep import SizeRow, sweep
+from .sweep import SizeRow, geometric_sizes, sweep
 
-#: Baselines are worked out up to so many GPUs unless asked for.
-MOST_GPUS_TO_SWEEP = 64
+#: Up to so many GPUs many sizes are worked out, up to so many some, beyond none.
+_FEW_GPUS, _MANY_GPUS = 16, 64
 #: For each baseline at each size: enough for the chunks that it needs.
 SECONDS_A_BASELINE = 0.3
 
@@ -50,6 +50,13 @@ class Facts:
         if self.verdict is not None:
             found.append((f"checked for {self.verdict.target}", "ok" if self.verdict.ok else "NOT OK"))
         return found
+
+
+def sizes_for(topology: Topology) -> list[float]:
+    """The sizes that a report sweeps over without taking long."""
+    if topology.nranks > _MANY_GPUS:
+        return []
+    return geometric_sizes(1024, 2**30, 4 if topology.nranks <= _FEW_GPUS else 32)
 
 
 def schedule_facts(schedule: Schedule, sizes: Sequence[float] = ()) -> Facts:
