@@ -107,7 +107,7 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds
     """Offer the baseline's schedules, from the fewest chunks that it needs to more of them, for as long as they get
     better; at least one whatever the time limit."""
     problem, baseline = incumbent.problem, BASELINES[name]
-    finish_by = min(incumbent.deadline, time.monotonic() + seconds)
+    spend_by = time.thread_time() + seconds  # a busy machine leaves the same work in a budget
     if problem.collective not in baseline.serves:
         serving = [other.name for other in BASELINES.values() if problem.collective in other.serves]
         raise InputError(
@@ -128,7 +128,7 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds
         behind = incumbent.best is not None and schedule.finish_us > FAR_BEHIND * incumbent.best.finish_us
         idle = 0 if schedule.finish_us < best_us * (1 - (TO_CATCH_UP if behind else INDIFFERENCE)) else idle + 1
         best_us = min(best_us, schedule.finish_us)
-        if idle == PATIENCE or incumbent.closed() or time.monotonic() >= finish_by:
+        if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left or time.thread_time() >= spend_by:
             return
 
 
