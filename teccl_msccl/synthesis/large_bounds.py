@@ -58,13 +58,13 @@ def large_bounds(topology: Topology, demand: Demand) -> Iterator[Term]:
 
 def _leaves(topology: Topology, hosts: Collection[int]) -> Iterator[tuple[str, frozenset[int]]]:
     """The hosts next to a switch between hosts, and the switch, where some but not all hosts are."""
-    host = {node.id: node.host for node in topology.nodes}
+    host, every = {node.id: node.host for node in topology.nodes}, set(topology.hosts)
     beside: dict[int, set[int]] = defaultdict(set)
     for link in topology.links:
-        if host[link.src] in topology.hosts and host[link.dst] not in topology.hosts:
+        if host[link.src] in every and host[link.dst] not in every:
             beside[link.dst].add(host[link.src])
     for switch, those in beside.items():
-        if not those.isdisjoint(hosts) and len(those) < len(topology.hosts):
+        if not those.isdisjoint(hosts) and those != every:
             inside = frozenset(node.id for node in topology.nodes if node.host in those) | {switch}
             yield f"the hosts at {topology.node_by_id[switch].name or f'node {switch}'}", inside
 
@@ -188,13 +188,11 @@ class _Network:
         if any(node.multicast for node in topology.nodes):
             return
         gpus = set(topology.gpus)
-        host = {node.id: node.host for node in topology.nodes}
+        host, every = {node.id: node.host for node in topology.nodes}, set(topology.hosts)
         into_gpus = [link for link in topology.links if link.dst in gpus]
-        into_hosts = [
-            link for link in topology.links if host[link.dst] in topology.hosts and host[link.src] != host[link.dst]
-        ]
+        into_hosts = [link for link in topology.links if host[link.dst] in every and host[link.src] != host[link.dst]]
         before, after = self._latency(topology.gpus, False), self._latency(topology.gpus, True)
-        for what, count, links in (("GPUs", len(gpus), into_gpus), ("hosts", len(topology.hosts), into_hosts)):
+        for what, count, links in (("GPUs", len(gpus), into_gpus), ("hosts", len(every), into_hosts)):
             if links:
                 nbytes = 2 * (count - 1) * demand.size_bytes
                 figures = [
