@@ -42,23 +42,17 @@ def test_too_many_jobs_are_refused():
 
 def test_all_routers_without_failures_and_with():
     fabric = Clos(16, 32, 32)
-    runs = experiment.experiment([1, 2], [0, 4], draws=1, fabric=fabric)
-    assert len(runs) == 2 * 2 * len(experiment.ROUTERS)
-    by = {(run.jobs, run.dead_spines, run.router): run for run in runs}
-    for count in (1, 2):
-        for router in ("edge-colour", "equitable", "auto"):
-            assert by[count, 0, router].slowdowns == pytest.approx((1,) * count)
-        assert min(by[count, 0, "ecmp"].slowdowns) >= 2
-        for router in ("equitable", "auto", "greedy"):  # 32 flows of a ToR on 28 spines
-            assert max(by[count, 4, router].slowdowns) == pytest.approx(2)
-        for dead in (0, 4):
-            assert all(
-                slow <= by[count, dead, "greedy"].slowdowns[i] + 1e-9
-                for i, slow in enumerate(by[count, dead, "auto"].slowdowns)
-            )
-            assert {run.flows for run in runs if (run.jobs, run.dead_spines) == (count, dead)} == {
-                by[count, 0, "ecmp"].flows
-            }
+    runs = experiment.experiment([2], [0, 4], draws=1, fabric=fabric)
+    assert len(runs) == 2 * len(experiment.ROUTERS)
+    by = {(run.dead_spines, run.router): run.slowdowns for run in runs}
+    for router in ("edge-colour", "equitable", "auto"):
+        assert by[0, router] == pytest.approx((1, 1))
+    assert min(by[0, "ecmp"]) >= 2
+    for router in ("equitable", "auto", "greedy"):  # 32 flows of a ToR on 28 spines
+        assert max(by[4, router]) == pytest.approx(2)
+    for dead in (0, 4):
+        assert all(a <= g + 1e-9 for a, g in zip(by[dead, "auto"], by[dead, "greedy"], strict=True))
+    assert len({run.flows for run in runs}) == 1
 
 
 def test_the_table_is_of_means_over_jobs_and_draws():

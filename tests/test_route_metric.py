@@ -113,7 +113,7 @@ def routed(draw, weights=(F(1), F(2), F(1, 3))):
 
 
 @given(routed())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_rates_follow_the_definition(case):
     flows, routes = case
     assert rates(flows, routes, "coll").collectives == (two_layer_rates(flows, routes) if flows.flows else {})
@@ -122,7 +122,7 @@ def test_rates_follow_the_definition(case):
 
 
 @given(routed())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_link_is_over_full_and_every_collective_has_a_bottleneck(case):
     flows, routes = case
     found = rates(flows, routes, "coll")
@@ -140,7 +140,7 @@ def test_no_link_is_over_full_and_every_collective_has_a_bottleneck(case):
 
 
 @given(routed(), st.sampled_from(["coll", "flow", "static"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_core_agrees_with_the_rationals(case, mode):
     flows, routes = case
     if not flows.flows:
@@ -154,7 +154,7 @@ def test_the_core_agrees_with_the_rationals(case, mode):
 
 
 @given(routed())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_routes_beat_the_bounds(case):
     flows, routes = case
     for mode in ("coll", "flow", "static"):

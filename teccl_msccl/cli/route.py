@@ -38,7 +38,13 @@ def help_where_no_command(context: typer.Context) -> None:
 
 @route.command()
 def metric(file: TrafficFile, mode: Mode = "coll") -> None:
-    """Rate every collective, job and flow on the routes (`spine`) that the flows have."""
+    """Rate every collective, job and flow on the routes (`spine`) that the flows have.
+
+    FILE: {"fabric": {"tors": 2, "spines": 2, "hosts_per_tor": 4, "link_gbps": 100, "dead_spines": [], "links": []},
+    "flows": [{"collective": "A", "job": "J", "src": 0, "dst": 4, "weight": 1, "spine": 0}]}. Host h is below ToR
+    h // hosts_per_tor; `links` lists those of another capacity (relative; 0 has failed): {"kind": "up", "tor": 0,
+    "spine": 1, "capacity": 0.5}, or down, host_up and host_down with "host". Weights are bytes, or any unit.
+    """
     from ..routing.efficiency import Report
     from ..routing.traffic import Traffic
 

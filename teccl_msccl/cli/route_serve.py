@@ -34,7 +34,13 @@ def serve(
     hash_seed: Annotated[int, typer.Option("--hash-seed", help="What the CRC starts from.")] = 0,
 ) -> None:
     """Read events (JSON lines) and keep a table of routes in force, in DIR/routes-N.csv; each change is answered with
-    one line. Started again on the same DIR it goes on where it was."""
+    one line. Started again on the same DIR it goes on where it was.
+
+    Events have "t" (seconds, never decreasing) and "event": job_arrive ("job": {…}, see `route simulate`), job_leave
+    ("job"), collective_start and collective_end ("job", "collective": "dp", "dp3"…), link ("kind", "tor", "spine" or
+    "host", "capacity"), spine ("spine", "alive"), timer, nack ("job", "collective", "src", "dst": a host kept its old
+    route). A bad line is refused, and the tables in force stay; the exit code at the end of stdin is then 2.
+    """
     import json
     import signal
     import sys

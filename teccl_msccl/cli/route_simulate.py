@@ -21,7 +21,13 @@ def simulate(
     period: Annotated[float, typer.Option(help="Seconds between the controller's timers; 0 for none.")] = 0.0,
     seed: Annotated[int, typer.Option(help="For ecmp and anneal.")] = 0,
 ) -> None:
-    """Simulate jobs flow by flow: all-reduce times, slowdowns, flow completion times, throughput, what routing cost."""
+    """Simulate jobs flow by flow: all-reduce times, slowdowns, flow completion times, throughput, what routing cost.
+
+    JOBS.json: {"fabric": {…}, "jobs": [{"job": "J", "model": "gpt3", "dp": 4, "hosts": [0, 1, …], "iterations": 10,
+    "compute_s": 1.0}], "events": [{"t": 3, "event": "spine", "spine": 0, "alive": false}]}. Models: gpt3, bloom,
+    llama2-70b, or null with "bytes" (gradients of a GPU). A job has tp × pp × dp ranks, rank (d·pp + p)·tp + t, and a
+    host (NIC) for each or for each so many; "ep", "pp_bytes", "ep_bytes" and "start_s" may be given, or "flows".
+    """
     from ..errors import InputError
     from ..routing.metric import MODES
     from ..routing.routers import ROUTERS
