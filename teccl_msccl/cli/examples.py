@@ -16,6 +16,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "synth dgx-h100 allgather --size 64MB",
         "synth saved.txt allreduce --size 16MB --hosts 2 -o allreduce.xml --schedule allreduce.json",
         "synth dgx-a100 allreduce --size 1MB --target mscclpp -o plan.json",
+        "synth dgx1 allreduce --size 1MB --group 0-3 --group 4-7 --without link:0-3",
+        "synth dgx-a100 alltoallv --matrix bytes.csv --schedule moe.json",
     ),
     "bounds": ("bounds dgx-a100x2 allreduce --size 64MB",),
     "lower": (
