@@ -154,6 +154,8 @@ def main() -> int:
                     good = False
                     continue
                 row = json.loads(done.stdout.splitlines()[-1])
+                if done.returncode:  # after the schedule, which is in the row
+                    row |= {"ok": False, "refused": f"failed, {done.stderr.strip()[-200:] or done.returncode}"}
                 short = missed(gpus, size, row)
                 good &= not short
                 seconds[collective].append((gpus, row["seconds"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis import bounds, portfolio
+from teccl_msccl.synthesis.ask import ask
 from teccl_msccl.synthesis.baselines import search
+from teccl_msccl.synthesis.baselines.search import BASELINES, baseline_schedule
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.hierarchy import Hierarchy, search_hierarchically
 from teccl_msccl.synthesis.incumbent import Incumbent
@@ -66,6 +69,21 @@ def test_any_composition_is_scheduled_or_left_to_others(name, hosts, network, co
     schedule = hierarchy.schedule(demand_for(collective, topology.nranks, 1e6, nchunks))
     schedule.validate()
     assert schedule.finish_us >= bounds.lower_bound_us(topology, schedule.demand) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100"])
+def test_uneven_exchanges_go_the_ways_of_even_ones(name):
+    """As experts have it: some pairs have much to send, some nothing."""
+    topology = Topology.load(name, hosts=2, network="rail")
+    draw = Random(1)
+    matrix = [[1e6 * draw.choice([0, 1, 1, 2, 5]) * (s != d) for d in range(16)] for s in range(16)]
+    problem = ask(topology, "alltoallv", matrix=matrix)
+    incumbent = Incumbent(problem, 60, lambda progress: None)
+    search_hierarchically(incumbent, Settings(), solver)
+    assert incumbent.best is not None
+    incumbent.best.validate()
+    direct = baseline_schedule(topology, problem.demand(1), BASELINES["direct"])
+    assert incumbent.best.finish_us < 0.7 * direct.finish_us
 
 
 def test_rails_that_look_alike_are_solved_once():

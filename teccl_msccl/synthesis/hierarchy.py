@@ -8,6 +8,7 @@ sub-problems so; rails are NCCL's PXN.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..collective.demand import Demand
+from ..collective.demand import Demand, demand_for
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
@@ -28,7 +29,7 @@ from .quotient import Path, Quotient, QuotientSends, Timeline, played, shared_or
 from .settings import Settings
 
 #: Collectives that are scheduled by hierarchy: allgather and alltoall, and what is made of these.
-COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
+COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall", "alltoallv")
 #: Trials of the greedy search on a rail, and ways × chunks beyond which there is only one.
 RAIL_TRIALS = 8
 MANY = 20_000
@@ -79,15 +80,24 @@ class Hierarchy:
         return None if host is None or rails is None else cls(translations, rails, host, solver)
 
     def schedule(self, demand: Demand, share: float = 1.0) -> Schedule:
-        """A schedule that meets an allgather or alltoall `demand`. Raises `Refused` where a rail cannot.
+        """A schedule that meets an allgather, alltoall or alltoallv `demand`. Raises `Refused` where a rail cannot.
+
+        An alltoallv goes the ways of an alltoall of as many bytes.
 
         Hosts move data as they would move that `share` of what the whole cluster sends through them: all of it for
         the best use of their links, one host's for the least latency.
         """
-        collect = self._allgather if demand.collective == "allgather" else self._alltoall
-        lines = collect(demand, self._hops(demand, share))
+        uneven = demand.collective == "alltoallv"
+        lines = self._lines(_evened(demand) if uneven else demand, share)
         chunk, path, order = (np.concatenate(columns) for columns in zip(*lines, strict=True))
+        if uneven:
+            chunk = _ids_of_pairs(demand)[chunk]
+            chunk, path, order = chunk[chunk >= 0], path[chunk >= 0], order[chunk >= 0]
         return played(self.translations.topology, demand, Timeline(self._paths, chunk, path, order))
+
+    def _lines(self, demand: Demand, share: float) -> Iterator[Line]:
+        hops = self._hops(demand, share)
+        return self._allgather(demand, hops) if demand.collective == "allgather" else self._alltoall(demand, hops)
 
     # -- collectives -----------------------------------------------------------------------------------
 
@@ -211,13 +221,32 @@ class Hierarchy:
         return np.full(self.translations.count, time_us)
 
 
+def _evened(demand: Demand) -> Demand:
+    """An alltoall of the bytes of an alltoallv, with as many chunks for each pair as its largest has."""
+    total = sum(chunk.bytes for chunk in demand.chunks)
+    pieces = Counter((chunk.origin[0], chunk.want[0]) for chunk in demand.chunks)
+    return demand_for("alltoall", demand.nranks, total / demand.nranks, max(pieces.values(), default=1))
+
+
+def _ids_of_pairs(demand: Demand) -> Indices:
+    """For every chunk of `_evened` which of the alltoallv's it is, −1 where its pair has no more of them."""
+    most = _evened(demand).nchunks
+    ids = np.full(demand.nranks**2 * most, -1)
+    taken: Counter[int] = Counter()
+    for chunk in demand.chunks:
+        pair = chunk.origin[0] * demand.nranks + chunk.want[0]
+        ids[pair * most + taken[pair]] = chunk.id
+        taken[pair] += 1
+    return ids
+
+
 def search_hierarchically(incumbent: Incumbent, settings: Settings, solver: Solver) -> None:
     """Every stage of a problem on a cluster of equal hosts, over the chunk counts; sub-problems go to `solver`.
 
     More chunks are tried for as long as they make the whole faster.
     """
     incumbent.phase = "hierarchy"
-    if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
+    if incumbent.problem.groups or incumbent.problem.collective not in COLLECTIVES:
         return
     hierarchies = [Hierarchy.of(stage.topology, solver) for stage in incumbent.stages]
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()

@@ -120,7 +120,7 @@ def run(
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
         if method == "auto" and not incumbent.closed():
             offer_baselines(incumbent, settings)
-        if method == "auto" and problem.named and not incumbent.closed(ENOUGH):
+        if method == "auto" and not incumbent.closed(ENOUGH):
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)
         if method in BASELINES:
