@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from teccl_msccl.program.check import check
 from teccl_msccl.program.simulate import simulate
 from teccl_msccl.store import candidate
 from teccl_msccl.store.build import BASELINES, Plan, build, sizes_between
+from teccl_msccl.store.degraded import single_failures
 from teccl_msccl.store.launch import environment, exported, require_launchable
 from teccl_msccl.store.store import Lookup, Store
 from teccl_msccl.topology.model import Topology
@@ -49,6 +51,16 @@ def shuffled(topology: Topology, ranks: list[int]) -> Topology:
     return replace(topology, nodes=nodes, name="renumbered")
 
 
+def with_other_ids(topology: Topology, seed: int) -> Topology:
+    """The same machine with the ids of its nodes, and the order of nodes and links, drawn anew."""
+    draw = random.Random(seed)
+    ids = [node.id for node in topology.nodes]
+    new = dict(zip(ids, draw.sample(ids, len(ids)), strict=True))
+    nodes = tuple(replace(node, id=new[node.id]) for node in draw.sample(topology.nodes, len(ids)))
+    links = [replace(link, src=new[link.src], dst=new[link.dst]) for link in topology.links]
+    return replace(topology, nodes=nodes, links=tuple(draw.sample(links, len(links))))
+
+
 @pytest.fixture(scope="module")
 def machine_and_store(tmp_path_factory):
     topology = Topology.load("mesh-2x3")
@@ -70,6 +82,8 @@ def test_fingerprints_are_those_of_machines_not_of_numberings() -> None:
     topology = Topology.load("dgx1")
     again = shuffled(topology, [3, 1, 0, 2, 7, 5, 4, 6])
     assert fingerprint(topology) == fingerprint(again)
+    for seed in range(3):
+        assert fingerprint(with_other_ids(topology, seed)) == fingerprint(topology)
     links = (replace(topology.links[0], bandwidth_GBps=1.0), *topology.links[1:])
     assert fingerprint(topology) != fingerprint(replace(topology, links=links))
     assert len({fingerprint(Topology.load(name)) for name in ("dgx1", "ring-6", "mesh-2x3", "line-6")}) == 4
@@ -203,6 +217,26 @@ def test_sizes() -> None:
     assert sizes_between(5, 5, 8) == (5,)
     with pytest.raises(InputError):
         sizes_between(10, 1, 3)
+
+
+def test_degraded_machines_are_those_that_differ() -> None:
+    failures = list(single_failures(Topology.load("ring-6")))
+    assert [left.name for left in failures] == ["ring-6 without links 0-1"]  # the others are the same machine
+    assert {left.nranks for left in failures} == {6}
+    assert list(single_failures(Topology.load("line-3"))) == []  # nothing can be spared
+    machine = Topology.load("dgx-a100", hosts=2)
+    names = [left.name for left in single_failures(machine)]
+    assert any("NIC" in name for name in names) and any("links" in name for name in names)
+
+
+def test_a_degraded_machine_is_found_by_what_is_left(tmp_path, capsys) -> None:
+    words = ("store", "build", "ring-4", "--collectives", "allgather", "--sizes", "1KB", "--method", "greedy")
+    code, answer = told(capsys, *words, "--time-limit", 0, "--degraded", "--jobs", 1, "--store", tmp_path)
+    assert code == 0 and answer["degraded"] == ["ring-4 without links 0-1"]
+    (left,) = single_failures(Topology.load("ring-4"))
+    machine = Store(tmp_path).find(left)
+    program = machine.program(machine.select("allgather", 1000))
+    assert check(program).ok and simulate(program, left, 1000).finish_us > 0
 
 
 # -- launching ------------------------------------------------------------------------------------------------------

@@ -34,12 +34,16 @@ def build_(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 2,
     engine: Annotated[str, typer.Option("--engine", help="local, or dask over many machines.")] = "local",
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="Address of the engine's scheduler.")] = None,
+    degraded: Annotated[
+        bool, typer.Option("--degraded", help="Also for the machine with each NIC or link down.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Build a machine's programs; killed, the same command goes on where it was. Safe beside other builders."""
     from ..collective.demand import collective_named
     from ..program.targets import target_named
     from ..store.build import Plan, build
+    from ..store.degraded import single_failures
     from ..store.engine import engine_named
     from ..store.store import Store
     from ..synthesis.portfolio import method_named
@@ -64,12 +68,19 @@ def build_(
     home = Store(store)
     with engine_named(engine, jobs, scheduler) as executor:
         entries = build(home, machine, plan, executor, report)
+        failures = list(single_failures(machine)) if degraded else []
+        for left in failures:
+            output.note(left.name)
+            build(home, left, plan, executor, report)
 
     def show() -> None:
         for entry in entries:
             print(_line(entry))
+        for left in failures:
+            print(f"and for {left.name}")
 
-    output.answer({"store": str(home.root), "entries": [asdict(entry) for entry in entries]}, show)
+    answer = {"store": str(home.root), "entries": [asdict(entry) for entry in entries]}
+    output.answer(answer | {"degraded": [left.name for left in failures]}, show)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

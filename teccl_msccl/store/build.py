@@ -91,7 +91,7 @@ def build(
     for collective, root, target in groups:
         mine = [c for c in candidates if (c.job.collective, c.job.root, c.job.target) == (collective, root, target)]
         filed += _ranges(machine.topology, plan, mine)
-    store.file(machine, {(*group, "") for group in groups}, filed)
+    store.file(machine, set(groups), filed)
     return [entry for entry, _ in filed]
 
 

@@ -24,7 +24,6 @@ def exported(machine: Machine, target: str, directory: Path) -> list[Path]:
     """The machine's files for `target`, with the user's ranks, written to `directory`; each is checked against its
     hash first. Raises `Refused` where there are none or more than the runtime loads."""
     entries = list({entry.file: entry for entry in machine.manifest.entries if entry.target == target}.values())
-    entries = [entry for entry in entries if not entry.without]
     if not entries:
         built = sorted({entry.target for entry in machine.manifest.entries})
         raise Refused(

@@ -15,6 +15,9 @@ from ..files import require_keys
 #: Of the manifest's layout; a store with a later one is refused.
 FORMAT = 1
 
+#: Collective, root and target.
+Key = tuple[str, int | None, str]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -38,12 +41,11 @@ class Entry:
     method: str
     made_for_bytes: int
     predicted: tuple[dict[str, Any], ...] = ()
-    without: str = ""
 
     @property
-    def key(self) -> tuple[str, int | None, str, str]:
+    def key(self) -> Key:
         """What is asked for besides a size."""
-        return (self.collective, self.root, self.target, self.without)
+        return (self.collective, self.root, self.target)
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,24 @@ class Manifest:
     entries: tuple[Entry, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
-    def with_entries(self, replaced: set[tuple[str, int | None, str, str]], entries: Iterable[Entry]) -> Manifest:
+    def with_entries(self, replaced: set[Key], entries: Iterable[Entry]) -> Manifest:
         """The same with all entries of the keys `replaced` replaced by `entries`."""
         kept = [entry for entry in self.entries if entry.key not in replaced]
-        everything = sorted(
-            [*kept, *entries], key=lambda e: (e.collective, e.root or 0, e.target, e.without, e.min_bytes)
-        )
+        everything = sorted([*kept, *entries], key=lambda e: (e.collective, e.root or 0, e.target, e.min_bytes))
         return replace(self, entries=tuple(everything))
 
     @cached_property
-    def _ranges(self) -> dict[tuple[str, int | None, str, str], tuple[list[int], list[Entry]]]:
-        ranges: dict[tuple[str, int | None, str, str], tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
+    def _ranges(self) -> dict[Key, tuple[list[int], list[Entry]]]:
+        ranges: dict[Key, tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
         for entry in sorted(self.entries, key=lambda entry: entry.min_bytes):
             firsts, entries = ranges[entry.key]
             firsts.append(entry.min_bytes)
             entries.append(entry)
         return dict(ranges)
 
-    def select(
-        self, collective: str, size_bytes: int, target: str, root: int | None = None, without: str = ""
-    ) -> Entry | None:
+    def select(self, collective: str, size_bytes: int, target: str, root: int | None = None) -> Entry | None:
         """The entry that serves a size, or None. O(log entries), microseconds."""
-        found = self._ranges.get((collective, root, target, without))
+        found = self._ranges.get((collective, root, target))
         if found is None:
             return None
         firsts, entries = found

@@ -28,7 +28,7 @@ from ..program.program import Program
 from ..program.renumber import renumbered
 from ..topology.model import Topology
 from ..topology.symmetry import fingerprint, isomorphism, match
-from .manifest import Entry, Manifest
+from .manifest import Entry, Key, Manifest
 
 VARIABLE = "TECCL_STORE"
 DEFAULT = "~/.cache/teccl-msccl"
@@ -47,10 +47,10 @@ class Machine:
         return None if root is None else self.permutation[root]
 
     def select(
-        self, collective: str, size_bytes: int, target: str = "executor", root: int | None = None, without: str = ""
+        self, collective: str, size_bytes: int, target: str = "executor", root: int | None = None
     ) -> Entry | None:
         """The entry that serves `size_bytes` (counted as in nccl-tests)."""
-        return self.manifest.select(collective, size_bytes, target, self.root_in_files(root), without)
+        return self.manifest.select(collective, size_bytes, target, self.root_in_files(root))
 
     def program(self, entry: Entry) -> Program:
         """The program of an entry for the user's ranks. Raises `InputError` where the file is not what was filed."""
@@ -139,9 +139,7 @@ class Store:
                 self._write(folder, Manifest(folder.name, topology.name, digest))
         return self.find(topology)
 
-    def file(
-        self, machine: Machine, replaced: set[tuple[str, int | None, str, str]], entries: list[tuple[Entry, bytes]]
-    ) -> None:
+    def file(self, machine: Machine, replaced: set[Key], entries: list[tuple[Entry, bytes]]) -> None:
         """Put programs into the store, and their entries in the place of those with the keys `replaced`."""
         import teccl_msccl
 

@@ -84,7 +84,7 @@ def fingerprint(topology: Topology) -> str:
     names = {number: repr(colour) for colour, number in palette.items()}
     order = {number: rank for rank, number in enumerate(sorted(names, key=names.__getitem__))}
     canonical = [order[colour] for colour in colours]
-    place = graph.canonical_permutation(color=canonical)
+    place = {vertex: new for new, vertex in enumerate(graph.canonical_permutation(color=canonical))}
     vertices = sorted((place[vertex], names[colour]) for vertex, colour in enumerate(colours))
     edges = sorted(tuple(sorted((place[a], place[b]))) for a, b in graph.get_edgelist())
     return hashlib.sha256(repr((vertices, edges)).encode()).hexdigest()
