@@ -167,6 +167,16 @@ class Greedy {
   bool best_option(Index p, double now, Option& best) {
     best = {0, p, 0};
     double soonest = kNever;
+    if (sizes_.size() == 1) {  // then all its chunks find the links free at the same time
+      const double from = free_from(p, sizes_.begin()->second.timing[p]);
+      if (from > now) {
+        if (!awaits_links_[p] && !held_[static_cast<Index>(network_.paths[p].src)].empty()) {
+          awaits_links_[p] = true;
+          wakeups_.push({from, -1, p});
+        }
+        return false;
+      }
+    }
     for (Index c : held_[static_cast<Index>(network_.paths[p].src)]) {
       if (now + size_of_[c]->timing[p].arrival > deadline_) continue;
       const double s = score(p, c);

@@ -3,35 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "data_waits.hpp"
+#include "path_timings.hpp"
+
 namespace teccl {
 namespace {
 
 using Index = std::size_t;
-
-// The path timing of every send; sends of one path and size share it.
-std::vector<const PathTiming*> timings_of(const Network& network, const std::vector<DemandedChunk>& chunks,
-                                          const std::vector<ChunkSend>& sends,
-                                          std::map<std::pair<int, double>, PathTiming>& known) {
-  std::vector<const PathTiming*> timings;
-  for (const auto& send : sends) {
-    if (send.chunk < 0 || static_cast<Index>(send.chunk) >= chunks.size())
-      throw std::invalid_argument("there is no chunk " + std::to_string(send.chunk));
-    const auto& path = network.paths.at(static_cast<Index>(send.path));
-    const double bytes = chunks[static_cast<Index>(send.chunk)].bytes;
-    auto found = known.find({send.path, bytes});
-    if (found == known.end())
-      found = known.emplace(std::make_pair(send.path, bytes), time_path(network, path, bytes)).first;
-    timings.push_back(&found->second);
-  }
-  return timings;
-}
 
 // A send starts no earlier than `delay_us` after the start of send `before`.
 struct Wait {
@@ -39,21 +23,21 @@ struct Wait {
   double delay_us;
 };
 
-double slack_us(double time_us) { return 1e-9 * std::max(1.0, time_us); }
-
 // What each send waits for when data and links keep the order of the given starts.
 class Waits {
  public:
   Waits(const Network& network, const std::vector<DemandedChunk>& chunks, const std::vector<ChunkSend>& sends)
-      : network_(network), chunks_(chunks), sends_(sends), of_(sends.size()) {
-    timings_ = timings_of(network, chunks, sends, known_);
+      : network_(network), sends_(sends), timings_(network, chunks, sends), of_(sends.size()) {
     links();
-    data();
+    const DataWaits data = data_waits(network, chunks, arriving());
+    supplied_ = data.supplied;
+    for (Index i = 0; i < sends.size(); ++i)
+      for (Index before : data.before[i]) of_[i].push_back({before, duration(before)});
   }
 
   const std::vector<Wait>& of(Index send) const { return of_[send]; }
-  double arrival(Index send) const { return sends_[send].start_us + timings_[send]->arrival; }
-  double duration(Index send) const { return timings_[send]->arrival; }
+  double arrival(Index send) const { return sends_[send].start_us + timings_.of(send).arrival; }
+  double duration(Index send) const { return timings_.of(send).arrival; }
   bool supplied() const { return supplied_; }
 
  private:
@@ -66,7 +50,7 @@ class Waits {
       for (Index k = 0; k < path(i).links.size(); ++k)
         crossings[static_cast<Index>(path(i).links[k])].emplace_back(i, k);
     auto begin = [&](const std::pair<Index, Index>& crossing) {
-      return sends_[crossing.first].start_us + timings_[crossing.first]->offset[crossing.second];
+      return sends_[crossing.first].start_us + timings_.of(crossing.first).offset[crossing.second];
     };
     for (auto& link : crossings) {
       std::stable_sort(link.begin(), link.end(), [&](auto& a, auto& b) { return begin(a) < begin(b); });
@@ -79,7 +63,7 @@ class Waits {
           continue;
         }
         of_[second].push_back(
-            {first, timings_[first]->offset[k] + timings_[first]->occupancy[k] - timings_[second]->offset[m]});
+            {first, timings_.of(first).offset[k] + timings_.of(first).occupancy[k] - timings_.of(second).offset[m]});
       }
     }
   }
@@ -92,32 +76,16 @@ class Waits {
            share_trunk(path(one), path(other), place);
   }
 
-  // A copy waits for the arrival that brings the chunk first, a reduction for all that have come when it starts.
-  void data() {
-    std::map<std::pair<int, int>, std::vector<Index>> into;  // (chunk, GPU) → sends
-    for (Index i = 0; i < sends_.size(); ++i) into[{sends_[i].chunk, path(i).dst}].push_back(i);
-    for (auto& [place, arrivals] : into)
-      std::stable_sort(arrivals.begin(), arrivals.end(), [&](Index a, Index b) { return arrival(a) < arrival(b); });
-    for (Index i = 0; i < sends_.size(); ++i) {
-      const auto& chunk = chunks_[static_cast<Index>(sends_[i].chunk)];
-      const bool origin = std::count(chunk.origin.begin(), chunk.origin.end(), path(i).src) > 0;
-      if (origin && !chunk.reduce) continue;
-      const auto& arrivals = into[{sends_[i].chunk, path(i).src}];
-      const double start = sends_[i].start_us;
-      Index awaited = 0;
-      while (awaited < arrivals.size() && arrival(arrivals[awaited]) <= start + slack_us(start)) ++awaited;
-      supplied_ = supplied_ && (origin || awaited > 0);
-      if (!chunk.reduce) awaited = std::min<Index>(awaited, 1);
-      for (Index n = 0; n < awaited; ++n)
-        if (arrivals[n] != i) of_[i].push_back({arrivals[n], duration(arrivals[n])});
-    }
+  // The sends with the arrivals that their starts make.
+  std::vector<ChunkSend> arriving() const {
+    std::vector<ChunkSend> sends = sends_;
+    for (Index i = 0; i < sends.size(); ++i) sends[i].arrival_us = arrival(i);
+    return sends;
   }
 
   const Network& network_;
-  const std::vector<DemandedChunk>& chunks_;
   const std::vector<ChunkSend>& sends_;
-  std::map<std::pair<int, double>, PathTiming> known_;
-  std::vector<const PathTiming*> timings_;
+  const PathTimings timings_;
   std::vector<std::vector<Wait>> of_;
   bool supplied_ = true;
 };
@@ -137,11 +105,10 @@ void retime(const Network& network, const std::vector<DemandedChunk>& chunks, st
 
   std::vector<double> free_from(network.links.size(), 0);
   std::vector<Index> last_on(network.links.size(), sends.size());  // link → the send that took it last
-  std::map<std::pair<int, double>, PathTiming> known;
-  const auto timings = timings_of(network, chunks, sends, known);
+  const PathTimings timings(network, chunks, sends);
   for (Index i = 0; i < sends.size(); ++i) {
     auto& send = sends[i];
-    const PathTiming& timing = *timings[i];
+    const PathTiming& timing = timings.of(i);
     const auto& path = network.paths[static_cast<Index>(send.path)];
 
     double start = at(send.chunk, path.src);

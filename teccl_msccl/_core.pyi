@@ -153,6 +153,33 @@ def left_shift(
 def dispatch(
     network: Network, demand: Demanded, chunk: list[int], path: list[int], priority: list[float]
 ) -> _Sends: ...
+def justify(
+    network: Network,
+    demand: Demanded,
+    chunk: list[int],
+    path: list[int],
+    start_us: list[float],
+    arrival_us: list[float],
+    shared: bool,
+    rounds: int,
+    noise: float,
+    seed: int,
+) -> _Sends: ...
+def reroute(
+    network: Network,
+    demand: Demanded,
+    chunk: list[int],
+    path: list[int],
+    start_us: list[float],
+    arrival_us: list[float],
+    target_us: float,
+    moves: int,
+    regrow: bool,
+    seed: int,
+) -> _Sends: ...
+def pack_trees(
+    network: Network, demand: Demanded, depth_weight: float, rounds: int, enough_us: float, seed: int
+) -> tuple[_Sends, float]: ...
 def greedy(network: Network, demand: Demanded, seed: int, noise: float, deadline_us: float) -> _Sends: ...
 
 class Traffic:

@@ -182,14 +182,14 @@ def test_an_interruption_returns_the_best_so_far(collective):
     assert result.schedule.finish_us == pytest.approx(seen[-1].incumbent_us, rel=3e-3)
 
 
-def test_an_interruption_in_the_milp_keeps_what_the_greedy_search_found():
+def test_an_interruption_in_the_milp_keeps_what_was_found_before():
     def report(progress):
         if progress.phase == "milp":
             raise KeyboardInterrupt
 
     result = run(Topology.load("teccl-dgx1"), "allgather", "1MB", nchunks=2, report=report)
     assert result.interrupted
-    assert result.method == "greedy"
+    assert result.method in ("greedy", "trees")
     assert 6.9 < result.schedule.finish_us <= 8.2  # 6.95 is what the MILP proves best on its grid
 
 
@@ -234,7 +234,7 @@ def test_progress_only_gets_better():
         ({"root": -1}, "root -1"),
         ({"nchunks": 0}, "0 chunks"),
         ({"nchunks": 10**9}, "too many"),
-        ({"method": "magic"}, "use auto, greedy, lp, milp"),
+        ({"method": "magic"}, "use auto, trees, greedy, lp, milp"),
         ({"solver": "gurobi"}, "use cbc, highs"),
         ({"time_limit": -1}, "time_limit"),
         ({"time_limit": math.nan}, "time_limit"),

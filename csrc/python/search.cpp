@@ -3,7 +3,10 @@
 
 #include "dispatch.hpp"
 #include "greedy.hpp"
+#include "justify.hpp"
 #include "module.hpp"
+#include "packing.hpp"
+#include "reroute.hpp"
 #include "retime.hpp"
 
 namespace py = pybind11;
@@ -50,6 +53,14 @@ py::tuple columns(const Sends& sends) {
     arrival.mutable_at(i) = send.arrival_us;
   }
   return py::make_tuple(chunk, path, start, arrival);
+}
+
+Sends timed_sends(const std::vector<int>& chunk, const std::vector<int>& path, const std::vector<double>& start_us,
+                  const std::vector<double>& arrival_us) {
+  Sends sends;
+  for (std::size_t i = 0; i < chunk.size(); ++i)
+    sends.push_back({chunk[i], path.at(i), start_us.at(i), arrival_us.at(i)});
+  return sends;
 }
 
 }  // namespace
@@ -101,6 +112,47 @@ void bind_search(py::module_& module) {
         return columns(sends);
       },
       py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("priority"));
+  module.def(
+      "justify",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
+         const std::vector<double>& start_us, const std::vector<double>& arrival_us, bool shared, int rounds,
+         double noise, std::uint64_t seed) {
+        Sends sends = timed_sends(chunk, path, start_us, arrival_us);
+        {
+          py::gil_scoped_release release;
+          justify(network, demand.chunks, sends, shared, rounds, noise, seed);
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"),
+      py::arg("arrival_us"), py::arg("shared"), py::arg("rounds"), py::arg("noise"), py::arg("seed"));
+  module.def(
+      "reroute",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
+         const std::vector<double>& start_us, const std::vector<double>& arrival_us, double target_us, int moves,
+         bool regrow, std::uint64_t seed) {
+        Sends sends = timed_sends(chunk, path, start_us, arrival_us);
+        {
+          py::gil_scoped_release release;
+          reroute(network, demand.chunks, sends, {target_us, moves, regrow, seed});
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"),
+      py::arg("arrival_us"), py::arg("target_us"), py::arg("moves"), py::arg("regrow"), py::arg("seed"));
+  module.def(
+      "pack_trees",
+      [](const Network& network, const Demanded& demand, double depth_weight, int rounds, double enough_us,
+         std::uint64_t seed) {
+        Packing packing;
+        {
+          py::gil_scoped_release release;
+          packing = pack_trees(network, demand.chunks, {depth_weight, rounds, enough_us, seed});
+        }
+        return py::make_tuple(columns(packing.sends), packing.busiest_us);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("depth_weight"), py::arg("rounds"), py::arg("enough_us"),
+      py::arg("seed"));
   module.def(
       "greedy",
       [](const Network& network, const Demanded& demand, std::uint64_t seed, double noise,

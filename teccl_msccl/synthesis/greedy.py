@@ -22,8 +22,12 @@ from .incumbent import Incumbent
 from .problem import Problem
 from .settings import Settings
 
-#: Work per round of the search over chunk counts, in about microseconds of one core.
-EFFORT = 1.0e6
+#: Work per round of the search over chunk counts, in about microseconds of one core; and where it is all there is.
+EFFORT = 1.0e5
+THOROUGH_EFFORT = 1.0e6
+#: A trial's cost beyond which, and the share of the time after which, the rest is left to other searchers.
+DEAREST_TRIAL = 8.0e5
+SHARE = 0.3
 #: Sizes of chunks beyond which similar ones are searched as one (an alltoallv's are all different).
 MANY_SIZES = 32
 #: Share of the gain by which random draws may reorder near ties; the seeds take turns.
@@ -31,6 +35,9 @@ NOISES = (0.0, 0.05, 0.2, 0.5)
 #: How far between the lower bound and the best finish so far a trial's deadline lies; the seeds take turns.
 DEADLINES = (inf, 0.5, 0.2, 0.75, 0.35, 0.0, 0.9)
 
+
+#: How long a unit of a trial's cost takes until it has been measured.
+_SECONDS_PER_UNIT = 2e-6
 
 _T = TypeVar("_T")
 
@@ -52,7 +59,7 @@ class GreedySearch:
         """A trial's work, in about microseconds: a fixed part, and sends that are dearer with paths and chunks to
         weigh."""
         sends = sum(len(chunk.want) for chunk in demand.chunks)
-        return 300 + sends * (1 + 0.015 * len(direct_paths(self.topology)) + 0.015 * len(demand.chunks))
+        return 300 + sends * (1 + 0.003 * len(direct_paths(self.topology)) + 0.008 * len(demand.chunks))
 
     def trial(self, demand: Demand, seed: int, deadline_us: float = inf) -> Schedule:
         """One run: whenever a link falls free, start the send that most shortens what is missing.
@@ -139,30 +146,43 @@ class Search(Protocol):
 
 
 def search_greedily(incumbent: Incumbent, settings: Settings) -> None:
-    """Every stage over the chunk counts; at least one schedule whatever the time limit."""
+    """Every stage over the chunk counts; at least one schedule whatever the time limit. Unless the settings are
+    thorough, chunk counts that take long are left to others."""
     incumbent.phase = "greedy"
     incumbent.tell()
     for i, stage in enumerate(incumbent.stages):
-        search_stage(incumbent, i, GreedySearch(stage.topology), settings, EFFORT)
+        search = GreedySearch(stage.topology)
+        if settings.thorough:
+            search_stage(incumbent, i, search, settings, THOROUGH_EFFORT)
+        else:
+            search_stage(incumbent, i, search, settings, EFFORT, SHARE, DEAREST_TRIAL)
 
 
 def search_stage(
-    incumbent: Incumbent, i: int, search: Search, settings: Settings, effort: float, share: float = 1.0
+    incumbent: Incumbent,
+    i: int,
+    search: Search,
+    settings: Settings,
+    effort: float,
+    share: float = 1.0,
+    dearest: float = inf,
 ) -> None:
     """Offer what `search` finds for stage `i` over the chunk counts, for the stage's part of a `share` of the time
-    that is left."""
+    that is left; those with trials that cost more than `dearest` are left out, but for the cheapest."""
     stage = incumbent.stages[i]
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     finish_by = time.monotonic() + share * incumbent.seconds_left / (len(incumbent.stages) - i)
+    demands = sorted((stage.demand(c) for c in counts), key=search.cost)
     search_chunk_counts(
         search,
-        [stage.demand(c) for c in counts],
+        [demand for demand in demands if demand is demands[0] or search.cost(demand) <= dearest],
         floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
         seed=settings.seed,
         jobs=settings.jobs,
         effort=effort / len(counts),
         improved=lambda part: incumbent.offer(i, part),
         done=lambda: bool(incumbent.parts[i]) and (incumbent.closed() or time.monotonic() >= finish_by),
+        seconds_left=lambda: finish_by - time.monotonic() if incumbent.parts[i] else inf,
     )
 
 
@@ -176,17 +196,21 @@ def search_chunk_counts(
     effort: float,
     improved: Callable[[Schedule], None],
     done: Callable[[], bool],
+    seconds_left: Callable[[], float] = lambda: inf,
 ) -> None:
     """Successive halving over the chunk counts of `demands`: those that do well get twice the trials.
 
     Deadlines aim between `floor_us`, a lower bound, and the best of a chunk count. Calls `improved` with every better
-    schedule and stops when `done` says so. `effort` scales the number of
-    trials, so that the same seed tries the same things however fast the machine is.
+    schedule and stops when `done` says so; a trial that would take longer than `seconds_left` does not begin. `effort`
+    scales the number of trials, so that the same seed tries the same things however fast the machine is.
     """
     candidates = [ChunkCandidate(demand, floor_us) for demand in demands]
-    share = effort
+    share, pace = effort, _SECONDS_PER_UNIT
     while candidates and not done():
         for candidate in candidates:
+            if pace * search.cost(candidate.demand) > seconds_left():
+                continue
+            began = time.monotonic()
             trials = max(1, min(2000, int(share / search.cost(candidate.demand))))
             seeds = range(seed + candidate.tried, seed + candidate.tried + trials)
             candidate.tried += trials
@@ -196,6 +220,7 @@ def search_chunk_counts(
                     improved(schedule)
                 if done():
                     return
+            pace = (time.monotonic() - began) / (trials * search.cost(candidate.demand))
         if len(candidates) == 1:
             return
         candidates = sorted(candidates, key=lambda c: (c.finish_us, c.demand.nchunks))[: (len(candidates) + 1) // 2]

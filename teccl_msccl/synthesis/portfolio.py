@@ -26,9 +26,10 @@ from .problem import Problem
 from .settings import Settings
 from .solver import new_model
 from .symmetry import search_symmetrically
+from .trees import search_trees
 
 #: The searches; and the field's algorithms, as they are.
-SEARCHES = ("auto", "greedy", "lp", "milp")
+SEARCHES = ("auto", "trees", "greedy", "lp", "milp")
 METHODS = (*SEARCHES, *BASELINES)
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
@@ -83,7 +84,7 @@ def synthesize(
     `groups` of ranks ("0-3", (4, 5)…) each have the collective, of that size, at once; "alltoallv" takes a `matrix` of
     bytes (row = sender; or a CSV file), "custom" a `demand` (see `collective.custom`; or a JSON file). `without` names
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
-    `nchunks` chunks per rank (None: chosen), `method` "auto", "greedy", "milp" or a baseline's name ("ring"…),
+    `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "lp", "milp" or a baseline ("ring"…),
     `solver` "cbc" or "highs", `time_limit` in seconds (0: the first schedule), `start` a schedule to improve on. The
     schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
     """
@@ -128,7 +129,9 @@ def run(
         elif method == "auto":
             _search_plainly(incumbent, settings)
         elif method != "lp" or incumbent.best is None:
-            search_greedily(incumbent, settings)
+            search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
+        if method == "trees":
+            search_trees(incumbent, settings)
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
     except KeyboardInterrupt:
@@ -160,12 +163,14 @@ def method_named(name: str) -> str:
 
 
 def _search_plainly(incumbent: Incumbent, settings: Settings) -> None:
-    """The greedy search, if there is time for some trials; for hundreds of GPUs without structure what the field
-    does."""
+    """The greedy search and trees, if there is time for some trials; for hundreds of GPUs without structure what the
+    field does."""
     trial_s = greedy_seconds(incumbent.problem)
     worth_it = not incumbent.closed(ENOUGH) and incumbent.seconds_left > 5 * trial_s
     if worth_it or (incumbent.best is None and trial_s <= SLOW_S):
         search_greedily(incumbent, settings)
+    if not incumbent.closed(ENOUGH) and incumbent.seconds_left > 5 * trial_s:
+        search_trees(incumbent, settings)
     for name in ("hierarchical", "direct"):
         if incumbent.best is None and incumbent.problem.collective in BASELINES[name].serves:
             with suppress(InputError):  # hierarchical, where there is no hierarchy

@@ -16,6 +16,9 @@
 #include "greedy.hpp"
 #include "interpreter.hpp"
 #include "dispatch.hpp"
+#include "justify.hpp"
+#include "packing.hpp"
+#include "reroute.hpp"
 #include "retime.hpp"
 #include "routing.hpp"
 #include "simulate_program.hpp"
@@ -273,6 +276,16 @@ void search(int n) {
     retime(network, chunks, sends);
     dispatch(network, chunks, sends, std::vector<double>(sends.size(), 1.0));
     for (const ChunkSend& send : sends) require(send.arrival_us > send.start_us, "a send takes no time");
+  }
+  for (bool reduce : {false, true}) {
+    if (reduce)
+      for (DemandedChunk& chunk : chunks) chunk = {1e6, true, everyone, everyone};
+    Packing trees = pack_trees(network, chunks, {0.1, 3, 0, 1});
+    require(trees.sends.size() == static_cast<std::size_t>((reduce ? 2 : 1) * n * (n - 1)), "a tree does not span");
+    const double played = justify(network, chunks, trees.sends, true, -1, 0, 1);
+    const double better = justify(network, chunks, trees.sends, false, 2, 0.02, 1);
+    const double best = reroute(network, chunks, trees.sends, {0, 50, true, 1});
+    require(trees.busiest_us <= best && best <= better && better <= played, "a schedule got worse");
   }
 }
 

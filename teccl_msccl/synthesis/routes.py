@@ -1,0 +1,115 @@
+"""Routes: who sends which chunk on which path when, in the core's arrays, and what the core's searches do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..collective.demand import Demand
+from ..schedule.schedule import Schedule, Send
+from ..schedule.simulate import core_demand, core_network
+from ..topology.model import Topology
+from ..topology.paths import direct_paths
+
+#: Times that differ by this share are one.
+_SAME_TIME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Sends as arrays: chunk, path number, start and arrival in µs, in an order in which data flows."""
+
+    chunk: NDArray[np.int64]
+    way: NDArray[np.int64]
+    start_us: NDArray[np.float64]
+    arrival_us: NDArray[np.float64]
+
+    @property
+    def finish_us(self) -> float:
+        return float(self.arrival_us.max(initial=0.0))
+
+    def lists(self) -> tuple[list[int], list[int], list[float], list[float]]:
+        return self.chunk.tolist(), self.way.tolist(), self.start_us.tolist(), self.arrival_us.tolist()
+
+    def delayed(self, by_chunk_us: NDArray[np.float64]) -> Routes:
+        """Every chunk's sends later by its entry."""
+        delay = by_chunk_us[self.chunk]
+        return Routes(self.chunk, self.way, self.start_us + delay, self.arrival_us + delay)
+
+
+@dataclass
+class Router:
+    """The core's searches for routes that meet `demand` on `topology`, on the direct paths and those in `extra`.
+
+    All are deterministic for their seeds, and let go of Python's lock.
+    """
+
+    topology: Topology
+    demand: Demand
+    extra: Iterable[tuple[int, ...]] = ()
+    paths: list[tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        usual = [path.links for path in direct_paths(self.topology)]
+        self.paths = list(dict.fromkeys((*usual, *self.extra)))
+        self._network = core_network(self.topology, self.paths)
+        self._demand = core_demand(self.demand)
+
+    def packed(self, depth_weight: float, rounds: int, enough_us: float, seed: int) -> tuple[Routes, float]:
+        """A tree per chunk (for allreduce one in and one out), timed as if links were not shared, and how long the
+        busiest link is occupied. Raises ValueError when a GPU cannot be reached."""
+        sends, busiest_us = _core.pack_trees(self._network, self._demand, depth_weight, rounds, enough_us, seed)
+        return Routes(*sends), busiest_us
+
+    def justified(
+        self, routes: Routes, *, shared: bool = False, rounds: int = 0, noise: float = 0, seed: int = 0
+    ) -> Routes:
+        """The same sends on the same paths, reordered for an earlier finish; `shared`: their times are not feasible."""
+        return Routes(*_core.justify(self._network, self._demand, *routes.lists(), shared, rounds, noise, seed))
+
+    def rerouted(self, routes: Routes, target_us: float, moves: int, seed: int) -> Routes:
+        """Chunks that arrive after `target_us` torn out and put back, `moves` times."""
+        return Routes(*_core.reroute(self._network, self._demand, *routes.lists(), target_us, moves, True, seed))
+
+    def routes(self, schedule: Schedule) -> Routes:
+        """The routes of a schedule whose paths are all known here."""
+        number = {path: i for i, path in enumerate(self.paths)}
+        ordered = sorted(schedule.sends, key=lambda send: send.start_us)
+        return Routes(
+            np.array([send.chunk for send in ordered], dtype=np.int64),
+            np.array([number[send.path] for send in ordered], dtype=np.int64),
+            np.array([send.start_us for send in ordered]),
+            np.array([schedule.arrival_us(send) for send in ordered]),
+        )
+
+    def schedule(self, routes: Routes) -> Schedule:
+        """The schedule of feasible routes, left-shifted."""
+        chunks, ways, starts, _ = routes.lists()
+        sends = [Send(chunk, self.paths[way], start) for chunk, way, start in zip(chunks, ways, starts, strict=True)]
+        schedule = Schedule(self.topology, self.demand, tuple(sends), routes.finish_us)
+        if self.demand.reducing:
+            schedule = Schedule(self.topology, self.demand, tuple(_merging(schedule)), routes.finish_us)
+        return schedule.retimed()
+
+
+def _merging(schedule: Schedule) -> Iterator[Send]:
+    """The sends, those of a chunk that is to be reduced as reductions until their GPU has every contribution."""
+    chunks = schedule.demand.chunks
+    held = {(c.id, rank): {rank} for c in chunks if c.reduce for rank in c.origin}
+    coming: list[tuple[float, int, tuple[int, int], frozenset[int]]] = []
+    for i, send in enumerate(sorted(schedule.sends, key=lambda send: send.start_us)):
+        if not chunks[send.chunk].reduce:
+            yield send
+            continue
+        while coming and coming[0][0] <= send.start_us + _SAME_TIME * max(1.0, send.start_us):
+            _, _, place, contributions = heappop(coming)
+            held.setdefault(place, set()).update(contributions)
+        source, target = schedule.ends(send)
+        contributions = frozenset(held[send.chunk, source])
+        heappush(coming, (schedule.arrival_us(send), i, (send.chunk, target), contributions))
+        yield send._replace(reduce=len(contributions) < len(chunks[send.chunk].origin))

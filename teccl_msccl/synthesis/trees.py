@@ -1,0 +1,226 @@
+"""Trees packed for throughput, played in time and improved by ruin and recreate, over chunk counts and depths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..collective.demand import Demand
+from ..errors import Refused
+from ..schedule.schedule import Schedule
+from ..topology.model import Topology
+from .bounds import lower_bounds
+from .incumbent import Incumbent
+from .routes import Router, Routes
+from .settings import Settings
+
+#: What a tree's depth counts against the load of its links; deep trees have the throughput, shallow ones the latency.
+DEPTH_WEIGHTS = (0.03, 0.3, 3.0)
+#: Times that every tree is grown anew while they are packed.
+PACKING_ROUNDS = 8
+#: Chunk counts for which trees are packed: the best so far and, of those that do about as well, the larger.
+MOST_PACKED = 4
+ALIKE = 0.05
+#: A contender's work in the first round of the tournament, in about 0.15 µs of one core; each round doubles it.
+EFFORT = 1.0e5
+MOST_EFFORT = 32 * EFFORT
+#: Contenders that enter the tournament.
+MOST_CONTENDERS = 16
+#: Rounds without gain after which the last contender stops.
+PATIENCE = 4
+#: How far between the lower bound and the finish a chunk may arrive and not be late; the rounds take turns.
+TARGETS = (0.9, 0.7, 0.97, 0.5)
+#: Gains below this share are none, and a contender this much worse than the incumbent for its chunk count not told.
+NO_GAIN = 1e-9
+#: Seconds that a unit of work took on a slow machine: for what would not end in time, until it has been measured.
+SECONDS_PER_UNIT = 5e-8
+
+
+@dataclass(frozen=True)
+class Field:
+    """A demand to be met, split in several ways, schedules `known` by nchunks, whom to tell of better ones, when to
+    stop."""
+
+    topology: Topology
+    demands: tuple[Demand, ...]
+    known: Mapping[int, Schedule]
+    floor_us: float
+    improved: Callable[[Schedule], None]
+    done: Callable[[], bool]
+    seconds_left: Callable[[], float]
+
+
+@dataclass
+class Contender:
+    """Routes on their way to better ones."""
+
+    router: Router
+    routes: Routes
+    seed: int
+    rounds: int = 0
+    idle: int = 0
+
+    @property
+    def finish_us(self) -> float:
+        return self.routes.finish_us
+
+    def improve(self, floor_us: float, effort: float) -> None:
+        """A round of ruin and recreate, then of justification. Deterministic for the seed."""
+        before = self.finish_us
+        share = TARGETS[self.rounds % len(TARGETS)]
+        seed = self.seed + self.rounds
+        moves = max(20, int(effort / self.units_per_move))
+        routes = self.router.rerouted(self.routes, floor_us + share * (before - floor_us), moves, seed)
+        routes = self.router.justified(routes, rounds=1, noise=0.02, seed=seed)
+        if routes.finish_us <= before:
+            self.routes = routes
+        self.rounds += 1
+        self.idle = 0 if self.finish_us < before * (1 - NO_GAIN) else self.idle + 1
+
+    @property
+    def units_per_move(self) -> float:
+        """Two or three chunks are put back on their hops or, as often, grown over all paths."""
+        hops = len(self.routes.chunk) / max(1, len(self.router.demand.chunks))
+        return 2.5 * (hops + 0.5 * len(self.router.paths))
+
+
+def search_trees(incumbent: Incumbent, settings: Settings) -> None:
+    """Every stage, or an allreduce as a whole with the trees' roots free, until nothing gains or the time is up."""
+    incumbent.phase = "trees"
+    incumbent.tell()
+    for field in _fields(incumbent, settings):
+        if not field.done():
+            tournament(field, settings)
+
+
+def _fields(incumbent: Incumbent, settings: Settings) -> Iterator[Field]:
+    problem = incumbent.problem
+    counts = (settings.nchunks,) if settings.nchunks is not None else problem.chunk_counts()
+
+    def done() -> bool:
+        return incumbent.best is not None and (incumbent.closed() or incumbent.seconds_left <= 0)
+
+    def seconds_left() -> float:
+        return incumbent.seconds_left if incumbent.best is not None else inf
+
+    if problem.named and len(incumbent.stages) > 1:
+        yield Field(
+            problem.topology,
+            tuple(problem.demand(c) for c in counts),
+            {nchunks: schedule for nchunks, (_, schedule) in incumbent.whole.items()},
+            incumbent.bound_us,
+            incumbent.offer_whole,
+            done,
+            seconds_left,
+        )
+        return
+    for i, stage in enumerate(incumbent.stages):
+        yield Field(
+            stage.topology,
+            tuple(stage.demand(c) for c in counts),
+            incumbent.parts[i],
+            lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+            lambda part, i=i: incumbent.offer(i, part),  # type: ignore[misc]
+            done,
+            seconds_left,
+        )
+
+
+def tournament(field: Field, settings: Settings) -> None:
+    """Successive halving: all contenders improve, the better half goes on with twice the effort, the last one until
+    it gains no more."""
+    told = {nchunks: schedule.finish_us for nchunks, schedule in field.known.items()}
+
+    def tell(contender: Contender) -> None:
+        count = contender.router.demand.nchunks
+        if contender.finish_us < told.get(count, inf) * (1 - NO_GAIN):
+            told[count] = contender.finish_us
+            field.improved(contender.router.schedule(contender.routes))
+
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        contenders = list(_contenders(field, settings, pool))
+        for contender in contenders[:1]:
+            tell(contender)
+        effort = EFFORT
+        while contenders and not field.done():
+            list(pool.map(lambda c: field.done() or c.improve(field.floor_us, effort), contenders))  # noqa: B023
+            contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
+            tell(contenders[0])
+            if len(contenders) == 1 and contenders[0].idle >= PATIENCE:
+                return
+            contenders = contenders[: (len(contenders) + 1) // 2]
+            effort = min(2 * effort, MOST_EFFORT)
+
+
+def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> Iterable[Contender]:
+    """What is known and what is packed, best first; packing stops where it would not end in time."""
+    routers = {}
+    contenders: list[Contender] = []
+    for demand in field.demands:
+        known = field.known.get(demand.nchunks)
+        routers[demand.nchunks] = Router(field.topology, demand, _paths(known))
+        if known is not None:
+            router = routers[demand.nchunks]
+            contenders.append(Contender(router, router.routes(known), settings.seed))
+    pace = SECONDS_PER_UNIT
+    for demand in _promising(field)[:MOST_PACKED]:
+        router = routers[demand.nchunks]
+        depths = len(DEPTH_WEIGHTS)
+        units = depths * PACKING_ROUNDS * len(demand.chunks) * (len(router.paths) + field.topology.nranks**2)
+        if contenders and (units * pace > 0.3 * field.seconds_left() or field.done()):
+            continue
+        began = time.monotonic()
+        packed = pool.map(lambda depth: _planted(router, depth, field.floor_us, settings.seed), DEPTH_WEIGHTS)  # noqa: B023
+        contenders += [Contender(router, routes, settings.seed) for routes in packed]
+        pace = (time.monotonic() - began) / units
+    contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
+    return contenders[:MOST_CONTENDERS]
+
+
+def _paths(schedule: Schedule | None) -> set[tuple[int, ...]]:
+    return set() if schedule is None else {send.path for send in schedule.sends}
+
+
+def _promising(field: Field) -> list[Demand]:
+    """The demands, those whose split has done well so far first, and finer ones before coarser ones that did alike."""
+    best = min((schedule.finish_us for schedule in field.known.values()), default=0.0)
+    finest = max(field.known, default=0)
+
+    def rank(demand: Demand) -> tuple[int, int]:
+        known = field.known.get(demand.nchunks)
+        if known is None or best <= 0:
+            return (int(demand.nchunks < finest), -demand.nchunks)
+        return (int(log(known.finish_us / best) / ALIKE), -demand.nchunks)
+
+    return sorted(field.demands, key=rank)
+
+
+def _planted(router: Router, depth_weight: float, floor_us: float, seed: int) -> Routes:
+    """Packed trees, played: all chunks at once, as late as the bound allows or in turns, whichever is best."""
+    try:
+        trees, _ = router.packed(depth_weight, PACKING_ROUNDS, 0.0, seed)
+    except ValueError as error:
+        raise Refused(f"{router.topology.name}: {error}") from None
+    nchunks = len(router.demand.chunks)
+    height = np.zeros(nchunks)
+    np.maximum.at(height, trees.chunk, trees.arrival_us)
+    spare = np.maximum(0.0, floor_us - height)
+    delays = (np.zeros(nchunks), spare, spare * _turns(router.demand))
+    played = [router.justified(trees.delayed(delay), shared=True, rounds=-1) for delay in delays]
+    return router.justified(min(played, key=lambda routes: routes.finish_us))
+
+
+def _turns(demand: Demand) -> NDArray[np.float64]:
+    """0 … 1: the chunk's turn among those of its origin or, where all ranks are the origin, among all."""
+    turns: dict[tuple[int, ...], int] = {}
+    turn = np.zeros(len(demand.chunks))
+    for chunk in demand.chunks:
+        turn[chunk.id] = turns.get(chunk.origin, 0)
+        turns[chunk.origin] = turns.get(chunk.origin, 0) + 1
+    return turn / max(1, max(turns.values()) - 1)

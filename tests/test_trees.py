@@ -1,0 +1,214 @@
+"""Trees: spanning, packed to the closed forms, in time without collisions, and improved without getting worse."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from asked import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import machine, machines, seeded_machine
+
+from teccl_msccl.collective.demand import Demand, demand_for
+from teccl_msccl.schedule.schedule import Schedule, Send
+from teccl_msccl.synthesis.routes import Router, Routes
+from teccl_msccl.topology.model import Topology
+
+
+def busiest_us(router: Router, routes: Routes) -> Fraction:
+    """The longest time for which a link is occupied, in exact fractions."""
+    load: dict[int, Fraction] = defaultdict(Fraction)
+    for chunk, way in zip(routes.chunk.tolist(), routes.way.tolist(), strict=True):
+        for link in router.paths[way]:
+            nbytes = Fraction(router.demand.chunks[chunk].bytes)
+            load[link] += nbytes / Fraction(router.topology.link_by_id[link].bandwidth_GBps) / 1000
+    return max(load.values())
+
+
+def check_spanning(router: Router, routes: Routes) -> None:
+    """Every copied chunk goes once to each GPU that is no origin, from one that has it by then."""
+    topology = router.topology
+    holders = {chunk.id: {chunk.origin[0]: 0.0} for chunk in router.demand.chunks}
+    for chunk, way, start, arrival in zip(*routes.lists(), strict=True):
+        path = router.paths[way]
+        source = topology.rank_of[topology.link_by_id[path[0]].src]
+        target = topology.rank_of[topology.link_by_id[path[-1]].dst]
+        assert holders[chunk][source] <= start + 1e-9 and target not in holders[chunk]
+        holders[chunk][target] = arrival
+    for chunk in router.demand.chunks:
+        assert set(chunk.want) <= holders[chunk.id].keys()
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), st.sampled_from(["allgather", "broadcast"]), st.integers(1, 4), st.sampled_from([0.0, 0.1, 5.0]))
+def test_packed_trees_span_and_their_load_is_what_is_said(topology, collective, count, depth_weight):
+    router = Router(topology, demand_for(collective, topology.nranks, 1e6, count))
+    trees, said = router.packed(depth_weight, 3, 0.0, 0)
+    check_spanning(router, trees)
+    assert said == pytest.approx(float(busiest_us(router, trees)), rel=1e-9)
+    again, _ = router.packed(depth_weight, 3, 0.0, 0)
+    assert trees.lists() == again.lists()
+
+
+@pytest.mark.parametrize(
+    "name, collective, count, rate",
+    [  # rate: GB/s that a GPU takes in, or for allreduce size / time
+        ("ring-8", "allgather", 2, 100),
+        ("full-8", "allgather", 1, 350),
+        ("star-8", "allgather", 1, 50),
+        ("hypercube-8", "allgather", 3, 150),
+        ("torus-4x4", "allgather", 4, 200),
+        ("mesh-4x4", "allgather", 2, 100),
+        ("teccl-dgx1", "allgather", 6, 150),
+        ("star-8", "allreduce", 8, 50 * 8 / 14),
+        ("ring-8", "allreduce", 16, 100 * 8 / 14),
+    ],
+)
+def test_packing_reaches_the_closed_forms(name, collective, count, rate):
+    """A GPU takes in (N−1)/N of an allgather; an allreduce makes 2 (N−1)/N of it cross every GPU's border."""
+    topology = Topology.load(name)
+    nbytes = 1e9 * ((topology.nranks - 1) / topology.nranks if collective == "allgather" else 1)
+    router = Router(topology, demand_for(collective, topology.nranks, 1e9, count))
+    best = min(busiest_us(router, router.packed(0.0, 60, 0.0, seed)[0]) for seed in range(3))
+    assert float(best) == pytest.approx(nbytes / rate / 1e3, rel=1e-9)
+
+
+def every_tree(router: Router, root: int) -> list[list[int]]:
+    """All spanning out-trees of a small topology, as path numbers."""
+    topology = router.topology
+    ends = [
+        (topology.rank_of[topology.link_by_id[p[0]].src], topology.rank_of[topology.link_by_id[p[-1]].dst])
+        for p in router.paths
+    ]
+    into = [[i for i, (_, target) in enumerate(ends) if target == v] for v in range(topology.nranks) if v != root]
+    trees = []
+    for choice in product(*into):
+        reached, todo = {root}, set(choice)
+        while todo:
+            step = {i for i in todo if ends[i][0] in reached}
+            if not step:
+                break
+            reached |= {ends[i][1] for i in step}
+            todo -= step
+        if not todo:
+            trees.append(list(choice))
+    return trees
+
+
+def best_packing_us(router: Router) -> Fraction:
+    """The least load of the busiest link over all ways to choose a tree per chunk, one by one."""
+    loads = {
+        chunk.id: {
+            tuple(sorted(Counter(link for way in tree for link in router.paths[way]).items()))
+            for tree in every_tree(router, chunk.origin[0])
+        }
+        for chunk in router.demand.chunks
+    }
+    speed = {link.id: 1000 * Fraction(link.bandwidth_GBps) for link in router.topology.links}
+    nbytes = Fraction(router.demand.chunks[0].bytes)
+    best = min(
+        max((n / speed[link] for link, n in sum(map(Counter, map(dict, choice)), Counter()).items()))
+        for choice in product(*loads.values())
+    )
+    return best * nbytes
+
+
+def test_packing_is_as_good_as_brute_force_on_small_machines():
+    compared = 0
+    for seed in range(60):
+        topology = seeded_machine(seed, most=3, switches=1)
+        router = Router(topology, demand_for("allgather", topology.nranks, 1e6, 1))
+        if np.prod([len(every_tree(router, r)) for r in range(topology.nranks)]) > 3000:
+            continue
+        found = min(busiest_us(router, router.packed(0.0, 30, 0.0, s)[0]) for s in range(2))
+        assert found == best_packing_us(router), seed
+        compared += 1
+    assert compared >= 40
+
+
+@settings(max_examples=40, deadline=None)
+@given(machines(), st.sampled_from(["allgather", "broadcast", "allreduce"]), st.integers(1, 3), st.integers(0, 99))
+def test_played_trees_are_valid_and_only_get_better(topology, collective, count, seed):
+    router = Router(topology, demand_for(collective, topology.nranks, 1e6, count))
+    trees, busy = router.packed(0.1, 3, 0.0, seed)
+    played = router.justified(trees, shared=True, rounds=-1)
+    better = router.justified(played, rounds=2, noise=0.05, seed=seed)
+    best = router.rerouted(better, 0.0, 40, seed)
+    assert busy * (1 - 1e-9) <= best.finish_us <= better.finish_us <= played.finish_us
+    for routes in (played, better, best):
+        schedule = router.schedule(routes)
+        schedule.validate()
+        assert schedule.finish_us <= routes.finish_us * (1 + 1e-9)
+    assert best.lists() == router.rerouted(better, 0.0, 40, seed).lists()
+
+
+def line_with_a_wrong_order() -> tuple[Router, Routes]:
+    """0 → 1 → 2, α 0: GPU 0 sends first the chunk that 1 alone wants, then the one that has to go on to 2."""
+    topology = machine("ggg", [(0, 1, 1, 0.0), (1, 2, 1, 0.0)])
+    chunks = demand_for("broadcast", 3, 2e3, 2).chunks
+    near = chunks[0].__class__(0, (0,), (1,), 1e3)
+    far = chunks[0].__class__(1, (0,), (2,), 1e3)
+    router = Router(topology, Demand("line", 3, (near, far), 2, 2e3))
+    ways = {path: i for i, path in enumerate(router.paths)}
+    first = next(i for p, i in ways.items() if (topology.link_by_id[p[0]].src, topology.link_by_id[p[0]].dst) == (0, 1))
+    second = next(
+        i for p, i in ways.items() if (topology.link_by_id[p[0]].src, topology.link_by_id[p[0]].dst) == (1, 2)
+    )
+    return router, Routes(
+        np.array([0, 1, 1]), np.array([first, first, second]), np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0])
+    )
+
+
+def test_justification_puts_first_what_has_farthest_to_go():
+    router, routes = line_with_a_wrong_order()
+    assert router.justified(routes).finish_us == pytest.approx(2.0)
+
+
+def test_rerouting_repairs_a_poor_start():
+    """A ring of 4 in which everything goes one way round takes 3/2 of what both ways take."""
+    topology = Topology.load("ring-4")
+    router = Router(topology, demand_for("allgather", 4, 8e6, 2))
+    forward = {}
+    for i, path in enumerate(router.paths):
+        link = topology.link_by_id[path[0]]
+        if (topology.rank_of[link.dst] - topology.rank_of[link.src]) % 4 == 1:
+            forward[topology.rank_of[link.src]] = path
+            assert len(path) == 1, i
+    sends = tuple(
+        Send(chunk.id, forward[(chunk.origin[0] + step) % 4], 100.0 * step + chunk.id % 2 * 50)
+        for chunk in router.demand.chunks
+        for step in range(3)
+    )
+    poor = Schedule(topology, router.demand, sends, 1e4).retimed()
+    poor.validate()
+    routes = router.routes(poor)
+    for seed in range(6):
+        routes = router.justified(router.rerouted(routes, 0.0, 300, seed))
+    router.schedule(routes).validate()
+    assert poor.finish_us > 120 and routes.finish_us < 62
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce", "broadcast", "reduce", "alltoall"])
+def test_method_trees_gives_a_valid_schedule_for_every_kind_of_collective(collective):
+    topology = machine("gggsg", [(0, 3, 50, 0.5), (1, 3, 25, 0.5), (2, 3, 50, 0.2), (2, 4, 25, 0.7), (4, 0, 12.5, 1.0)])
+    results = [
+        run(topology, collective, "1MB", root=1, nchunks=2, method="trees", time_limit=60, seed=5) for _ in range(2)
+    ]
+    results[0].schedule.validate()
+    assert results[0].schedule.demand == demand_for(collective, 4, 1e6, results[0].schedule.demand.nchunks, 1)
+    assert results[0].schedule == results[1].schedule
+    assert results[0].gap >= 0
+
+
+def test_an_allreduce_with_free_roots_beats_equal_shares():
+    """On a mesh the corners are poor roots: with equal shares 1 GB takes 18.75 ms, with free roots 12.5 ms."""
+    topology = Topology.load("mesh-3x3")
+    router = Router(topology, demand_for("allreduce", 9, 1e9, 72))
+    free = float(busiest_us(router, router.packed(0.0, 30, 0.0, 0)[0]))
+    shares = Router(topology, demand_for("allgather", 9, 1e9, 8))
+    equal = 2 * float(busiest_us(shares, shares.packed(0.0, 30, 0.0, 0)[0]))
+    assert free < 0.8 * equal
