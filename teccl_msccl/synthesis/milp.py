@@ -6,13 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import Any
 
 from mip import BINARY, CONTINUOUS, xsum
 
-from ..collective.demand import Demand
+from ..collective.demand import Chunk, Demand
 from ..schedule.schedule import Schedule, Send
 from ..topology.paths import trunk
 from .epochs import EpochGrid, finish_epoch
@@ -35,6 +36,14 @@ class MilpResult:
     epochs_bound: int
 
 
+@dataclass(frozen=True)
+class Free:
+    """What of the start a model may change: the sends of these `chunks`, and those that begin in these `epochs`."""
+
+    chunks: frozenset[int] = frozenset()
+    epochs: range = range(0)
+
+
 class Milp:
     """The model for one grid, from its warm start down to a lower bound on the number of epochs.
 
@@ -53,11 +62,18 @@ class Milp:
               late[t,k] ≥ 1 − B[c,v,k]  for v that want c;   B[c,v,K] = 1       demand
 
     Variables before a chunk can have come, or too late to be of use, are left out. Columns: about
-    chunks · paths · (K − diameter). With `rules` that `constrain` it starts from nothing, within `horizon` epochs.
+    chunks · paths · (K − diameter). `free`: all else of the start is held fast. With `rules` that `constrain` it
+    starts from nothing, within `horizon` epochs.
     """
 
     def __init__(
-        self, grid: EpochGrid, start: Schedule, solver: str, rules: Rules = NO_RULES, horizon: int | None = None
+        self,
+        grid: EpochGrid,
+        start: Schedule,
+        solver: str,
+        rules: Rules = NO_RULES,
+        horizon: int | None = None,
+        free: Free | None = None,
     ) -> None:
         self.grid = grid
         self.solver = solver
@@ -67,12 +83,13 @@ class Milp:
         self.horizon = horizon or finish_epoch(grid, placed)
         self.first_late = min(self.horizon, grid.least_epochs())
         self.start = start
+        self.free = free
         self.tenants = rules.tenants or _tenants(grid.demand)
         self.counted_from = self.first_late if len(self.tenants) == 1 else 0  # one tenant may be done before the other
 
     def columns(self, most: int | None = None) -> int:
-        """How many send variables the model has, counted up to `most`."""
-        return sum(1 for _ in islice(self._keys(), most))
+        """How many send variables the model has to decide, counted up to `most`."""
+        return sum(1 for _ in islice((key for key in self._keys() if not self._held_fast(key)), most))
 
     def improve(self, *, seconds: float, threads: int = 2, seed: int = 0) -> MilpResult:
         """Search for fewer epochs for at most `seconds`, starting from the given schedule."""
@@ -81,13 +98,18 @@ class Milp:
         bound = self._epochs_bound(outcome)
         if outcome.objective is None:
             return MilpResult(None, outcome, None, bound)
-        chosen = [key for key, variable in sends.items() if variable.x is not None and variable.x > 0.5]
+        chosen = [key for key, send in sends.items() if isinstance(send, int) or (send.x is not None and send.x > 0.5)]
         schedule = self._read(chosen)
         epochs = max((k + self._arrival(p, k) for _, p, k in chosen), default=0)
         return MilpResult(schedule, outcome, epochs, bound)
 
     def _epochs_bound(self, outcome: Outcome) -> int:
-        if len(self.tenants) == 1 and outcome.status == "optimal" and outcome.objective is not None:
+        if (
+            self.free is None
+            and len(self.tenants) == 1
+            and outcome.status == "optimal"
+            and outcome.objective is not None
+        ):
             return self.first_late + round(outcome.objective / self.tenants[0].weight)
         return self.first_late
 
@@ -108,27 +130,49 @@ class Milp:
         return self.grid.arrival[path] + max(0, slower)
 
     def _keys(self) -> Iterator[tuple[int, int, int]]:
-        """(chunk, path, epoch) that can matter: the chunk can be there, and can still be of use afterwards."""
-        distance = self.grid.distance
+        """The sends that may be: all that can matter, or those that are freed and those that are held fast."""
+        everything = range(self.horizon + 1)
         for chunk in self.grid.demand.chunks:
-            reach = [min(distance[o][v] for o in chunk.origin) for v in range(self.grid.topology.nranks)]
-            use = [
-                min((distance[v][w] for w in chunk.want if w not in chunk.origin), default=inf)
-                for v in range(self.grid.topology.nranks)
-            ]
-            holders = self.grid.demand.holders(chunk)
-            for p, path in enumerate(self.grid.paths):
-                if holders is not None and not holders.issuperset((path.src_rank, path.dst_rank)):
-                    continue
-                if path.dst_rank in chunk.origin or use[path.dst_rank] == inf or reach[path.src_rank] == inf:
-                    continue
-                latest = self.horizon - self.grid.arrival[p] - use[path.dst_rank]
-                for k in range(int(reach[path.src_rank]), int(latest) + 1):
-                    yield chunk.id, p, k
+            if self.free is None or chunk.id in self.free.chunks:
+                yield from self._useful(chunk, everything)
+            else:
+                yield from self._useful(chunk, self.free.epochs)
+                yield from (key for key in self._placed_of.get(chunk.id, ()) if key[2] not in self.free.epochs)
+
+    @cached_property
+    def _placed_of(self) -> dict[int, list[tuple[int, int, int]]]:
+        placed: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for key in self.placed:
+            placed[key[0]].append(key)
+        return placed
+
+    def _held_fast(self, key: tuple[int, int, int]) -> bool:
+        return self.free is not None and key[0] not in self.free.chunks and key[2] not in self.free.epochs
+
+    def _useful(self, chunk: Chunk, epochs: range) -> Iterator[tuple[int, int, int]]:
+        """(chunk, path, epoch) of these epochs that can matter: the chunk can be there, and can still be of use
+        afterwards."""
+        if not epochs:
+            return
+        distance = self.grid.distance
+        reach = [min(distance[o][v] for o in chunk.origin) for v in range(self.grid.topology.nranks)]
+        use = [
+            min((distance[v][w] for w in chunk.want if w not in chunk.origin), default=inf)
+            for v in range(self.grid.topology.nranks)
+        ]
+        holders = self.grid.demand.holders(chunk)
+        for p, path in enumerate(self.grid.paths):
+            if holders is not None and not holders.issuperset((path.src_rank, path.dst_rank)):
+                continue
+            if path.dst_rank in chunk.origin or use[path.dst_rank] == inf or reach[path.src_rank] == inf:
+                continue
+            latest = self.horizon - self.grid.arrival[p] - use[path.dst_rank]
+            for k in range(max(epochs.start, int(reach[path.src_rank])), min(epochs.stop - 1, int(latest)) + 1):
+                yield chunk.id, p, k
 
     def _build(self) -> tuple[Any, Mapping[tuple[int, int, int], Any]]:
         model = new_model(self.solver)
-        sends = {key: model.add_var(var_type=BINARY) for key in self._keys()}
+        sends = {key: 1 if self._held_fast(key) else model.add_var(var_type=BINARY) for key in self._keys()}
         buffers = self._buffers(model, sends)
         self._links(model, sends)
         late = self._demand(model, buffers)
@@ -148,9 +192,8 @@ class Milp:
         ]
         if len(finish) == 1:
             finish = [finish_epoch(self.grid, self.placed)]
-        model.start = [(variable, self.placed.get(key, 0)) for key, variable in sends.items()] + [
-            (variable, int(k < finish[t])) for (t, k), variable in late.items()
-        ]
+        decided = [(send, self.placed.get(key, 0)) for key, send in sends.items() if not isinstance(send, int)]
+        model.start = decided + [(variable, int(k < finish[t])) for (t, k), variable in late.items()]
 
     def _buffers(self, model: Any, sends: Mapping[tuple[int, int, int], Any]) -> dict[tuple[int, int, int], Any]:
         """B as columns that grow by what arrives, and sends held below them."""
@@ -165,10 +208,14 @@ class Milp:
                 relayed = self.rules.relay_chunks is not None and v not in chunk.origin and v not in chunk.want
                 for k in range(self.horizon + 1):
                     arrivals = arriving.get((chunk.id, v, k), [])
-                    if arrivals or (relayed and not isinstance(before, float)):
+                    fast = sum(send for send in arrivals if isinstance(send, int))
+                    arrivals = [send for send in arrivals if not isinstance(send, int)]
+                    if isinstance(before, float):
+                        before, fast = min(1.0, before + fast), 0
+                    if fast or arrivals or (relayed and not isinstance(before, float)):
                         now = model.add_var(var_type=CONTINUOUS, lb=0, ub=1)
                         removed = model.add_var(lb=0, ub=1) if relayed else 0
-                        model += now == before + xsum(arrivals) - removed
+                        model += now == before + xsum(arrivals) + fast - removed
                         before = now
                         if relayed:
                             passed_on[v, k].append(now)
@@ -178,8 +225,8 @@ class Milp:
         for (c, p, k), send in sends.items():
             at_source = buffers[c, self.grid.paths[p].src_rank, k]
             if not isinstance(at_source, float):
-                model += send <= at_source
-            elif at_source == 0.0:
+                model += at_source >= send
+            elif at_source == 0.0 and not isinstance(send, int):
                 model += send == 0
         return buffers
 
@@ -194,7 +241,9 @@ class Milp:
             self._occupy(using, links[shared:], k, send)
         for (_, links, k), made in copies.items():
             one = made[0]
-            if len(made) > 1:
+            if any(isinstance(send, int) for send in made):
+                one = 1
+            elif len(made) > 1:
                 one = model.add_var(lb=0, ub=1)
                 for send in made:
                     model += send <= one
@@ -203,7 +252,7 @@ class Milp:
             capacity = self.grid.capacity[link]
             if capacity > 1 and link in self.rules.shares:
                 capacity = int(capacity * self.rules.share(link, k) + 1e-9)
-            if len(window) > capacity:
+            if len(window) > capacity and not all(isinstance(send, int) for send in window):
                 model += xsum(window) <= capacity
 
     def _occupy(self, using: dict[tuple[int, int], list[Any]], links: tuple[int, ...], epoch: int, send: Any) -> None:
@@ -217,12 +266,15 @@ class Milp:
         for t, tenant in enumerate(self.tenants):
             for c in sorted(tenant.chunks):
                 chunk = self.grid.demand.chunks[c]
-                for v in chunk.want:
-                    if v in chunk.origin:
-                        continue
-                    model += buffers[c, v, self.horizon] >= 1
+                for v in set(chunk.want) - set(chunk.origin):
+                    there = [buffers[c, v, k] for k in range(self.horizon + 1)]
+                    if not isinstance(there[-1], float):
+                        model += there[-1] >= 1
                     for k in epochs:
-                        model += late[t, k] >= 1 - buffers[c, v, k]
+                        if not isinstance(there[k], float):
+                            model += late[t, k] >= 1 - there[k]
+                        elif there[k] < 1:
+                            late[t, k].lb = 1
             for k in epochs[:-1]:
                 model += late[t, k] >= late[t, k + 1]
         return late

@@ -22,6 +22,7 @@ from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
 from .lp import ENOUGH, search_flow
+from .polish import polish
 from .problem import Problem
 from .settings import Settings
 from .solver import new_model
@@ -134,6 +135,8 @@ def run(
             search_trees(incumbent, settings)
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
+        if method == "auto" and not incumbent.closed(ENOUGH):
+            polish(incumbent, settings)
     except KeyboardInterrupt:
         if incumbent.best is None:
             raise
