@@ -200,7 +200,7 @@ def test_a_ring_meets_everyone_once(topology, data):
 # -- any machine -----------------------------------------------------------------------------------------------------
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 @given(
     machines(most=7), st.sampled_from(ONE_HOST), st.sampled_from([0.0, 1e3, 1e6]), st.integers(1, 4), st.integers(0, 6)
 )
