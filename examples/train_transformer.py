@@ -59,7 +59,7 @@ def train(model: nn.Module, steps: int, batch: int, device: torch.device, seed: 
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         seconds.append(time.perf_counter() - begin)
     return losses, seconds
 

@@ -51,7 +51,8 @@ def test_the_same_as_gloo(tmp_path) -> None:
     )
     assert set(stats["why"]) == {"alltoall: uneven splits", "barrier: no data"}
     traced = json.loads((tmp_path / "trace" / "rank-1.json").read_text())["traceEvents"]
-    assert {"wait", "reduce"} <= {event["name"].split()[0] for event in traced}
+    assert {"wait", "reduce", "tb"} <= {event["name"].split()[0] for event in traced}
+    assert {event["pid"] % 1_000_000 for event in traced} == {1}
 
 
 def test_a_dead_peer_is_an_error_within_the_timeout(tmp_path) -> None:

@@ -123,7 +123,7 @@ def losses(group: dist.ProcessGroup | None, how: str) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
+        found.append(float(loss.detach()))
     return found
 
 

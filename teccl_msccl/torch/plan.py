@@ -208,7 +208,7 @@ def _planned(play: _Play, rank: int) -> Plan:
     placed, staging = _with_staging(play.actions[rank])
     posts = _posts(placed)
     copied, drained, staging = _protected(placed, posts, staging)
-    events = _chained(_events(placed, _Moments(posts, _sends(placed), copied, drained)))
+    events = _chained(_events(placed, _Moments(posts, _sends(placed, rank), copied, drained)))
     gpu = play.program.gpus[rank]
     shares = {"i": 1, "o": 1}
     nranks = play.program.nranks
@@ -274,7 +274,7 @@ def _posts(placed: list[_Placed]) -> dict[int, list[int]]:
     return posts.at
 
 
-def _sends(placed: list[_Placed]) -> dict[int, list[int]]:
+def _sends(placed: list[_Placed], rank: int) -> dict[int, list[int]]:
     """Every send starts right after the last action that writes what it sends, which may be its own."""
     last_write: dict[tuple[str, int], int] = {}
     sends = _Starts()
@@ -282,7 +282,15 @@ def _sends(placed: list[_Placed]) -> dict[int, list[int]]:
         last_write.update(dict.fromkeys(each.writes(), index))
         if each.outgoing is not None:
             sends.add(index, each.action.send_to, last_write.get(each.outgoing[:2], -1) + 1)
+    for index, started in sends.at.items():  # no two ranks begin with the same receiver
+        sends.at[index] = sorted(started, key=lambda send: (_peer_after(placed[send], rank), send))
     return sends.at
+
+
+def _peer_after(each: _Placed, rank: int) -> tuple[bool, int]:
+    """Receivers in the order rank + 1, rank + 2, … and then from 0."""
+    peer = each.action.send_to[0] if each.action.send_to is not None else rank
+    return (peer < rank, peer)
 
 
 def _protected(

@@ -1,7 +1,8 @@
 """Traces: what a rank did and when, beside what the simulation predicts, for Perfetto or chrome://tracing.
 
-With TECCL_TRACE=DIR every rank writes DIR/rank-R.json when it ends: process "measured" has its events, process
-"predicted" the busy threadblocks of the program's simulation, begun at the same time.
+With TECCL_TRACE=DIR every rank writes DIR/rank-R.json when it ends: process "measured" has its events; process
+"predicted" has, begun at the same times, when the simulation of the program on the topology it was made for (or all
+joined to all) sees this rank's threadblocks end, and the steps of the critical path.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import json
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 VARIABLE = "TECCL_TRACE"
 #: Events that a rank keeps; later ones are left out.
 MOST_EVENTS = 1_000_000
+#: Process numbers of predictions, and the lane of the critical path there.
+PREDICTED = 1_000_000
+CRITICAL = 100_000
 _events: dict[int, list[dict[str, Any]]] = {}
 
 
@@ -39,8 +44,35 @@ def tracer(rank: int, collective: str, nbytes: int, program: Program) -> Tracer 
             name = f"{kind} {peer}" if peer >= 0 else kind
             mine.append(_event(name, collective, rank, 0, begin, end - begin, {"peer": peer, "bytes": nbytes}))
 
-    mine.append(_event(f"{collective} {nbytes} bytes", program.name, rank, 1, began, 0.0, {"bytes": nbytes}))
+    if len(mine) < MOST_EVENTS:
+        what = f"{collective} of {nbytes} bytes"
+        for lane, name, start_us, length_us in _predicted(program, nbytes, rank):
+            event = _event(
+                name, what, PREDICTED + rank, lane, began + start_us / 1e6, length_us / 1e6, {"bytes": nbytes}
+            )
+            mine.append(event)
     return add
+
+
+@lru_cache(64)
+def _predicted(program: Program, nbytes: int, rank: int) -> tuple[tuple[int, str, float, float], ...]:
+    """(lane, name, start µs, length µs) of what the simulation says of a rank; nothing where it does not fit."""
+    from ..errors import InputError, Refused
+    from ..program.simulate import simulate
+    from ..topology.catalog import load
+
+    try:
+        topology = load(os.environ.get("TECCL_TOPOLOGY") or f"full-{program.nranks}").topology
+        timing = simulate(program, topology, nbytes)
+    except (InputError, Refused):
+        return ()
+    ends = [(use.tb, f"tb {use.tb}", 0.0, use.finish_us) for use in timing.threadblocks if use.gpu == rank]
+    critical = [
+        (CRITICAL, f"tb {step.tb} step {step.step} ({step.why})", step.start_us, step.end_us - step.start_us)
+        for step in timing.critical_path
+        if step.gpu == rank
+    ]
+    return (*ends, *critical)
 
 
 def _event(
@@ -57,5 +89,8 @@ def write() -> None:
     directory = Path(os.environ.get(VARIABLE, "."))
     directory.mkdir(parents=True, exist_ok=True)
     for rank, events in _events.items():
-        named = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, measured"}}
-        write_text(directory / f"rank-{rank}.json", json.dumps({"traceEvents": [named, *events]}))
+        named = [
+            {"name": "process_name", "ph": "M", "pid": first + rank, "args": {"name": f"rank {rank}, {what}"}}
+            for first, what in ((0, "measured"), (PREDICTED, "predicted"))
+        ]
+        write_text(directory / f"rank-{rank}.json", json.dumps({"traceEvents": [*named, *events]}))
