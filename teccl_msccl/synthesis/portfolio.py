@@ -120,11 +120,11 @@ def run(
             incumbent.offer_start(start)
         if method in ("auto", "lp"):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
-        if method == "auto" and not incumbent.closed():
-            offer_baselines(incumbent, settings)
         if method == "auto" and not incumbent.closed(ENOUGH):
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)
+        if method == "auto" and not incumbent.closed():
+            offer_baselines(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
         elif method == "auto":

@@ -47,8 +47,10 @@ PATIENCE = 2
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
-#: Among other searches: up to so many sends, while the gap is above this, so long each, and that share of the time.
+#: Among other searches: up to so many sends (or, where there is a schedule, so many), while the gap is above this, so
+#: long each, and that share of the time.
 MOST_SENDS_OFFERED = 20_000
+MOST_SENDS_BESIDES = 2_000
 OFFERED_GAP = 1e-3
 OFFERED_S = 1.0
 OFFERED_SHARE = 0.1
@@ -95,7 +97,8 @@ def offer_baselines(incumbent: Incumbent, settings: Settings) -> None:
     """Every baseline that serves the problem, each in a small part of the time: what is found is then no worse."""
     wanted = sum(len(chunk.want) for chunk in incumbent.problem.demand(1).chunks)
     for name, baseline in BASELINES.items():
-        if wanted > MOST_SENDS_OFFERED or incumbent.closed(OFFERED_GAP):
+        most = MOST_SENDS_OFFERED if incumbent.best is None else MOST_SENDS_BESIDES
+        if wanted > most or incumbent.closed(OFFERED_GAP):
             return
         if incumbent.problem.collective in baseline.serves and incumbent.seconds_left:
             seconds = min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left)
