@@ -83,6 +83,7 @@ def test_jobs_survive_json(k):
     ("change", "words"),
     [
         ({"model": "gpt5"}, "unknown model 'gpt5'"),
+        ({"model": {}}, "unknown model"),
         ({"dp": 3}, "hosts for 3 ranks"),
         ({"dp": 0}, "dp is 0"),
         ({"ep": 3}, "ep 3 does not divide dp 2"),
@@ -219,6 +220,7 @@ def test_simulated_time_is_the_same_for_a_seed():
         ({"jobs": [sender("A", 0, 9, 1)]}, "no host 9"),
         ({"jobs": {}}, "must be a list"),
         ({"events": [{"t": 0, "event": "job_leave", "job": "A"}]}, r"events\[0\]: job_leave"),
+        ({"events": None}, "'events' must be a list"),
         ({"events": [{"t": 0, "event": "flood"}]}, "unknown event 'flood'"),
         ({"fabric": {"tors": 2, "spines": 1, "hosts_per_tor": 2, "dead_spines": [0]}}, "cannot be reached"),
     ],

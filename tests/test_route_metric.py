@@ -195,6 +195,7 @@ def test_bad_flows_are_named(change, words):
         ({"dead_spines": [0, 0]}, "twice"),
         ({"link_gbps": float("inf")}, "finite"),
         ({"links": [{"kind": "sideways", "capacity": 1}]}, "kind"),
+        ({"links": [{"kind": {}, "capacity": 1}]}, "kind"),
         ({"links": [{"kind": "up", "tor": 0, "spine": 0, "capacity": -0.5}]}, "below 0"),
         ({"links": [{"kind": "up", "tor": 9, "spine": 0, "capacity": 1}]}, "no tor 9"),
         ({"links": [{"kind": "host_up", "host": 1, "capacity": 1}] * 2}, "twice"),

@@ -13,7 +13,7 @@ from ..files import require_keys
 from .exact import exact, plain, whole
 
 #: Links that a fabric may have: far beyond any cluster that exists.
-MOST_LINKS = 4_000_000
+MOST_LINKS = 1_000_000
 
 
 class Link(NamedTuple):
@@ -216,7 +216,7 @@ def link_from_json(value: Any, where: str) -> Link:
     """The link that `kind`, `tor`, `spine` and `host` name."""
     require_keys(value, ("kind",), where)
     kind = value["kind"]
-    if kind not in _NAMED_BY:
+    if not isinstance(kind, str) or kind not in _NAMED_BY:
         raise InputError(f"{where}: kind is {kind!r}; use {', '.join(_NAMED_BY)}")
     require_keys(value, _NAMED_BY[kind], where)
     return Link(kind, **{name: whole(value[name], f"{where}: {name}") for name in _NAMED_BY[kind]})

@@ -183,7 +183,7 @@ class Job:
         if unknown := sorted(value.keys() - known):
             raise InputError(f"{where}: unknown key {unknown[0]!r}; a job has {', '.join(sorted(known))}")
         name, model = str(value["job"]), value.get("model")
-        if model is not None and model not in MODELS:
+        if model is not None and (not isinstance(model, str) or model not in MODELS):
             raise InputError(f"{where}: unknown model {model!r}; use {', '.join(MODELS)}, or null with 'bytes'")
         profile = MODELS.get(model) if isinstance(model, str) else None
         shape = {"tp": profile.tp if profile else 1, "pp": profile.pp if profile else 1, "dp": 1, "ep": 1}

@@ -27,6 +27,8 @@ class Scenario:
         require_keys(value, ("fabric", "jobs"), where)
         fabric = Clos.from_json(value["fabric"], f"{where}: fabric")
         jobs = jobs_from_json(value["jobs"], where)
+        if not isinstance(value.get("events", []), list):
+            raise InputError(f"{where}: 'events' must be a list")
         events = []
         for i, item in enumerate(value.get("events", [])):
             try:
