@@ -15,6 +15,7 @@ from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.without import without as degraded
 from .ask import DemandLike, GroupLike, ask
+from .astar import search_by_rounds
 from .baselines.search import ALIASES, BASELINES, offer_baselines, search_baseline
 from .bounds import Bound
 from .exact import MilpReport, search_exactly
@@ -30,7 +31,7 @@ from .symmetry import search_symmetrically
 from .trees import search_trees
 
 #: The searches; and the field's algorithms, as they are.
-SEARCHES = ("auto", "trees", "greedy", "lp", "milp")
+SEARCHES = ("auto", "trees", "greedy", "lp", "milp", "astar")
 METHODS = (*SEARCHES, *BASELINES)
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
@@ -108,7 +109,7 @@ def run(
     method = method_named(method)
     if not time_limit >= 0:
         raise InputError(f"time_limit is {time_limit}; it must be 0 or more")
-    if method in ("auto", "milp"):
+    if method in ("auto", "milp", "astar"):
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
     if method == "lp" and not all(stage.demand(1).copy_free for stage in problem.stages):
         raise InputError(f"{problem.collective} copies data, which the LP does not; use --method auto, greedy or milp")
@@ -118,6 +119,8 @@ def run(
     try:
         if start is not None:
             incumbent.offer_start(start)
+        if method == "astar":
+            search_by_rounds(incumbent, settings)
         if method in ("auto", "lp"):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
         if method == "auto" and not incumbent.closed(ENOUGH):
@@ -129,7 +132,7 @@ def run(
             search_baseline(incumbent, settings, method)
         elif method == "auto":
             _search_plainly(incumbent, settings)
-        elif method != "lp" or incumbent.best is None:
+        elif method not in ("lp", "astar") or incumbent.best is None:
             search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
         if method == "trees":
             search_trees(incumbent, settings)
