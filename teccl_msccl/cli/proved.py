@@ -66,11 +66,12 @@ class ProvedProgram:
         ]
         deadlock = f"; deadlock free from {self.verdict.min_credits} credit(s) up" if self.plan is None else ""
         steps = "steps" if self.plan is None else "operations"
+        as_what = "with its multicasts as unicasts" if self.plan and self.plan.multicasts else "as this program"
         return [
             f"program     target {self.verdict.target}, {self.program.protocol}, {' and '.join(modes)}: "
             f"{self.program.nchannels} channels, at most {self.threadblocks_max} threadblocks a GPU "
             f"and {self.steps_max} {steps} a threadblock, nchunksperloop {self.program.nchunks}",
-            f"simulated   {self.finish_us:.3f} µs as this program (plus {self.launch_us:g} µs to launch)",
+            f"simulated   {self.finish_us:.3f} µs {as_what} (plus {self.launch_us:g} µs to launch)",
             f"proved      {proofs}{deadlock}",
         ]
 

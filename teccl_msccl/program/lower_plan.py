@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from .lower import lower
 from .mscclpp import ExecutionPlan, execution_plan
+from .mscclpp_multicast import multicast_plan
 from .placement import MODES
 from .program import Program
 
@@ -17,13 +20,16 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
     """The program and the plan made of it: the fastest in simulation that keeps the plan's limits.
 
     `mode` is "outofplace" (the default) or "inplace": a plan serves one. Ranks of different hosts are joined by port
-    channels. Raises `InputError` for an option that a plan cannot have, `Refused` when no plan fits.
+    channels. Where switches multicast, the plan is made of the schedule itself, and the program is that of the same
+    sends as unicasts. Raises `InputError` for an option that a plan cannot have, `Refused` when no plan fits.
     """
     mode = mode or "outofplace"
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of target mscclpp's; use inplace or outofplace")
     if protocol not in ("auto", "Simple"):
         raise Refused(f"target mscclpp: {protocol} would need packets; use protocol Simple")
+    if schedule.multicasts():
+        return _unicast(schedule, mode), multicast_plan(schedule, inplace=mode == "inplace")
     topology = schedule.topology
     hosts = [topology.node_by_id[gpu].host for gpu in topology.gpus]
     refusal: Refused | None = None
@@ -35,3 +41,10 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _unicast(schedule: Schedule, mode: str) -> Program:
+    """The program of the same sends where no switch copies: what the plan is compared with."""
+    topology = schedule.topology
+    plain = replace(topology, nodes=tuple(replace(node, multicast=False) for node in topology.nodes))
+    return lower(replace(schedule, topology=plain).retimed(), mode=mode, protocol="Simple", spread=1, instances=1)

@@ -47,6 +47,12 @@ class ExecutionPlan:
         return max(len(gpu["threadblocks"]) for gpu in self.value["gpus"])
 
     @property
+    def multicasts(self) -> bool:
+        """Whether switches copy data."""
+        ops = (op for gpu in self.value["gpus"] for tb in gpu["threadblocks"] for op in tb["ops"])
+        return any(op["name"] == "gstore" for op in ops)
+
+    @property
     def operations_max(self) -> int:
         """Operations of the longest threadblock."""
         return max((len(tb["ops"]) for gpu in self.value["gpus"] for tb in gpu["threadblocks"]), default=0)
@@ -145,7 +151,7 @@ class _Grouping:
         self.continued = {at for at in home if at.step and home[at._replace(step=at.step - 1)] != home[at]}
         for group in groups:
             reached: dict[Group, int] = defaultdict(lambda: -1)
-            for at in sorted(group, key=lambda at: order[at, True]):
+            for at in sorted(group, key=lambda at: order[at, False]):  # it waits when it is due
                 for producer in self._before(at, steps[at]):
                     other = home[producer]
                     if other != group and order[producer, True] > reached[other]:
@@ -197,7 +203,7 @@ class _Gpu:
             "input_chunks": gpu.input_chunks,
             "output_chunks": gpu.output_chunks,
             "scratch_chunks": self.traffic.scratch[self.rank],
-            "threadblocks": [_threadblock(i, ops, remote) for i, ops in enumerate(blocks)],
+            "threadblocks": [threadblock_json(i, ops, remote) for i, ops in enumerate(blocks)],
             "channels": [
                 {"channel_type": kind, "connected_to": [c.peer for c in self.channels.values() if c.type == kind]}
                 for kind in kinds
@@ -378,7 +384,8 @@ class _Gpu:
         return any((self.rank, place) in self.traffic.rewritten for place in self._memory(span))
 
 
-def _threadblock(id: int, ops: Operations, remote: Sequence[RemoteBuffer]) -> dict[str, Any]:
+def threadblock_json(id: int, ops: Operations, remote: Sequence[RemoteBuffer]) -> dict[str, Any]:
+    """A threadblock's part of the plan; `remote` are the rank's remote buffers, of which it has its own list."""
     return {
         "id": id,
         "ops": ops.ops,

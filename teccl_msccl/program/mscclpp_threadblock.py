@@ -133,6 +133,21 @@ class Operations:
         )
         op["channel_ids"].append(self._channel_id(channel))
 
+    def store(self, channel: Channel, source: Span, target: Span, memory: Iterable[Hashable]) -> None:
+        """Write `source` into `target` of every rank of a switch channel's group, this one's included."""
+        places = set(memory)
+        self._before_data(places, places)
+        self.ops.append(
+            {
+                "name": "gstore",
+                "src_buff": [{"type": source.buffer, "index": source.offset, "size": source.length}],
+                "dst_buff": [
+                    {"switch_channel_id": self._channel_id(channel), "index": target.offset, "size": target.length}
+                ],
+                "channel_type": "switch",
+            }
+        )
+
     def _joins_put(self, channel: Channel, source: Span) -> bool:
         """The executor takes the source buffer of a put's first part for all of them."""
         last = self.ops[-1] if self.ops else {}
