@@ -316,6 +316,12 @@ def test_commands(copied, capsys, tmp_path) -> None:
     assert told(capsys, "store", "env", "--runtime", "nccl", "--topology", "mesh-2x3", *where)[0] == 2
 
 
+def test_a_store_that_lost_its_folder_is_one_line(tmp_path) -> None:
+    (job, *_) = PLAN.jobs(Store(tmp_path).open(Topology.load("ring-3")))
+    with pytest.raises(InputError, match="cannot write the store: No such file"):
+        candidate.made(job, str(tmp_path / "gone"))
+
+
 def test_a_store_that_cannot_be_written_is_one_line(capsys, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     words = (

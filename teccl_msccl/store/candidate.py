@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Refused
+from ..errors import InputError, Refused
 from ..files import write_text
 from ..program.program import Program
 from ..topology.model import Topology
@@ -63,7 +63,11 @@ def made(job: Job, folder: str) -> Candidate:
     path = Path(folder) / f"{job.name}.json"
     if (done := _kept(path, job)) is not None:
         return done
-    with open(Path(folder) / f"{job.name}.lock", "a", encoding="ascii") as lock:
+    try:
+        lock = open(Path(folder) / f"{job.name}.lock", "a", encoding="ascii")  # noqa: SIM115 (held below)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write the store: {error.strerror}; choose another --store") from None
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (done := _kept(path, job)) is not None:
             return done

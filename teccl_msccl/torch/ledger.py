@@ -39,7 +39,8 @@ def note(rank: int, text: str) -> None:
 
 def _say(rank: int, text: str) -> None:
     if debugging():
-        print(f"teccl: rank {rank}: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"teccl: rank {rank}: {text}\n")  # at once, beside other ranks' lines
+        sys.stderr.flush()
 
 
 def stats() -> dict[str, Any]:
