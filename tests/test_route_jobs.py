@@ -84,6 +84,8 @@ def test_jobs_survive_json(k):
     [
         ({"model": "gpt5"}, "unknown model 'gpt5'"),
         ({"model": {}}, "unknown model"),
+        ({"tp": 10**40}, "no cluster"),
+        ({"iterations": 10**9}, "iterations; simulate fewer"),
         ({"dp": 3}, "hosts for 3 ranks"),
         ({"dp": 0}, "dp is 0"),
         ({"ep": 3}, "ep 3 does not divide dp 2"),

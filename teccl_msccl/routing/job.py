@@ -25,6 +25,10 @@ class Model(NamedTuple):
     activations: int
 
 
+#: Beyond any cluster, and beyond patience.
+MOST_FLOWS = 2**22
+MOST_ITERATIONS = 10**6
+
 MODELS: Mapping[str, Model] = {
     "gpt3": Model(175 * 10**9, 8, 8, 2048 * 12288 * 2),
     "bloom": Model(176 * 10**9, 4, 12, 2048 * 14336 * 2),
@@ -154,6 +158,10 @@ class Job:
         for key in ("start_s", "compute_s", "bytes", "pp_bytes", "ep_bytes"):
             if getattr(self, key) < 0:
                 raise InputError(f"{where}: {key} is below 0")
+        if self.iterations > MOST_ITERATIONS:
+            raise InputError(f"{where}: more than {MOST_ITERATIONS} iterations; simulate fewer")
+        if self.ranks * self.ep > MOST_FLOWS:
+            raise InputError(f"{where}: tp × pp × dp × ep is beyond {MOST_FLOWS}; no cluster has so many GPUs")
         if self.flows:
             return
         if self.dp % self.ep:
