@@ -46,7 +46,7 @@ class Action:
 
 @dataclass
 class RankPlan:
-    """One rank's actions in time order, and how much scratch they use."""
+    """One rank's actions in the order of their turns, and how much scratch they use."""
 
     actions: list[Action]
     scratch_chunks: int
@@ -198,6 +198,7 @@ class _Planner:
         actions = self.early[rank] + self.actions[rank]
         if "inplace" in self.modes:
             actions = self._stage_overwritten(rank, actions)
+        actions.sort(key=lambda action: action.turn)
         return RankPlan(actions, self.scratch[rank])
 
     def _stage_overwritten(self, rank: int, actions: list[Action]) -> list[Action]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from .actions import Action
@@ -59,13 +59,17 @@ def necessary_waits(
     moment = {action: i for i, action in enumerate(actions)}
     over: dict[Action, dict[Hashable, int]] = {}  # action → what is over when it is: each threadblock's last moment
     clocks: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
-    after = {action: {*action.after, *paced[action]} if action in paced else action.after for action in actions}
+    after: dict[Action, Collection[Action]] = {action: action.after for action in actions}
+    after.update((action, {*action.after, *more}) for action, more in paced.items())
     awaited = {earlier for before in after.values() for earlier in before}
     waits: dict[Action, Sequence[Action]] = {}
     for action in actions:
         clock = clocks[threadblock_of[action]]
         needed = []
-        for earlier in sorted(after[action], key=moment.__getitem__, reverse=True):  # the latest covers most
+        before = after[action]
+        if len(before) > 1:  # the latest covers most
+            before = sorted(before, key=moment.__getitem__, reverse=True)
+        for earlier in before:
             if clock.get(threadblock_of[earlier], -1) >= moment[earlier]:
                 continue
             needed.append(earlier)

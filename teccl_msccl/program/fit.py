@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan
 from .channels import Connection, Transfer, assign_channels, halved, most_threadblocks, widths_for
-from .pacing import waits_for_links
+from .pacing import paced
 from .placement import Layout
 from .program import Gpu
 from .targets import FEWEST_SMS, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target
@@ -44,22 +44,23 @@ class Fitter:
             for action in plan.actions
             if action.type == "s" and action.connection is not None
         ]
+        self.waits = cache(self._waits)
 
-    def fit(self, credits: int, spread: int = 1, in_turn: bool = False) -> Fitted:
+    def fit(self, credits: int, spread: int = 1, pace: str = "none") -> Fitted:
         """As many channels as keep the schedule's pace, times `spread`; half of that, and so on, until a GPU can run
         all threadblocks at once and the target takes them. Where one channel is too much, sends to a peer and
         receives from it share a threadblock.
 
-        With `in_turn`, sends of a rank wait for their turn at every link. Raises `Refused` when nothing fits.
+        `pace`: one of PACES. Raises `Refused` when nothing fits.
         """
         schedule = self.schedule
-        pace = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
-        widths = {connection: width * spread for connection, width in pace.items()}
+        needed = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
+        widths = {connection: width * spread for connection, width in needed.items()}
         refusal: Refused | None = None
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
         for narrow, crew in self._attempts(widths):
             try:
-                fitted = self._build(narrow, crew, in_turn)
+                fitted = self._build(narrow, crew, pace)
             except Refused as error:
                 refusal = error
                 continue
@@ -86,16 +87,16 @@ class Fitter:
         then = [a for a, need in zip(attempts, needs, strict=True) if most < need <= self.target.max_threadblocks]
         yield from first or then or attempts[-1:]
 
-    def _build(self, wanted: Mapping[Connection, int], crew: Crew, in_turn: bool) -> Fitted:
+    def _build(self, wanted: Mapping[Connection, int], crew: Crew, pace: str) -> Fitted:
         """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
         Raises `Refused` when the target does not take them."""
-        paced = self.turns if in_turn else [{} for _ in self.plans]
+        waits_of = self.waits(pace)
         widths = dict(wanted)
         while True:
             channels = assign_channels(widths, self.target)
             built = [
                 build_rank(plan.actions, channels, crew, self.target, waits)
-                for plan, waits in zip(self.plans, paced, strict=True)
+                for plan, waits in zip(self.plans, waits_of, strict=True)
             ]
             crowded = [rank.crowded for rank in built if rank.crowded]
             if not crowded:
@@ -111,13 +112,12 @@ class Fitter:
         _check_size(gpus, self.target)
         return Fitted(gpus, channels.count)
 
-    @cached_property
-    def turns(self) -> list[Mapping[Action, Sequence[Action]]]:
-        """For each rank the sends that its sends wait for at their links: a link has as many at once as fill it."""
+    def _waits(self, pace: str) -> list[Mapping[Action, Sequence[Action]]]:
+        """For each rank what its sends wait for besides hazards: a link has as many sends at once as fill it."""
         topology = self.schedule.topology
         limit = topology.threadblock_GBps
         at_once = {link.id: ceil(link.bandwidth_GBps / limit) if limit else 1 for link in topology.links}
-        return [waits_for_links(plan.actions, at_once) for plan in self.plans]
+        return [paced(plan.actions, pace, at_once) for plan in self.plans]
 
     @cached_property
     def shares_links(self) -> bool:

@@ -11,7 +11,8 @@ from ..schedule.schedule import Schedule
 from .actions import plan_actions
 from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
-from .instances import replicated
+from .instances import replicated, unrolled
+from .pacing import PACES
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
 from .targets import CREDITS, MOST_SCRATCH_BYTES, TARGETS, Target, target_named
@@ -62,13 +63,15 @@ def lower(
     _check_told(schedule.demand)
     _check_taken(schedule.demand.collective, limits, modes)
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
-    lowering = cache(lambda parts: _Lowering(replicated(schedule, parts), limits, modes, name))
+    lowering = cache(
+        lambda rounds, parts: _Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name)
+    )
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    turns = lowering(instances or 1).fitter.shares_links
-    tuning = Tuning(schedule, lambda choice: lowering(choice.instances).program(choice))
-    return tuning.run(protocols, turns, instances, spread)
+    paces = PACES if lowering(1, instances or 1).fitter.shares_links else PACES[:1]
+    tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances).program(choice))
+    return tuning.run(protocols, paces, instances, spread)
 
 
 def _modes(mode: str | None, target: Target) -> frozenset[str]:
@@ -121,7 +124,7 @@ class _Lowering:
                 f"target {target.name} does not fence what threadblocks hand over in scratch under {choice.protocol}, "
                 f"and this program needs {scratch} chunks of it; use protocol Simple"
             )
-        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.in_turn)
+        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.pace)
         return Program(
             name=self.name[:MAX_NAME],
             collective=self.schedule.demand.collective,

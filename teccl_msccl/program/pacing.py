@@ -1,34 +1,71 @@
-"""Pass: sends of one rank that share a link keep the schedule's order there.
+"""Pass: sends keep the schedule's order, also where nothing but the schedule asks for it.
 
-A schedule gives a link to one transfer after another. Threadblocks of a rank that send over the same link (to a switch,
-or to a NIC) know nothing of each other, and a runtime serves them as they come; so later sends delay earlier ones,
-and others beyond the switch that wait for those.
+A schedule gives a link to one transfer after another. Threadblocks that send over the same link (to a switch, or to a
+NIC) know nothing of each other, and a runtime serves them as they come; so later sends delay earlier ones, and others
+beyond the switch that wait for those. Waits between the threadblocks of a rank put that right.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from .actions import Action
 
+#: How sends wait for their turn: not at all; for the send before them on each link; for what arrives before them too;
+#: or for what arrives a little later, where they would start much too early.
+PACES = ("none", "links", "arrivals", "moments")
+#: As late as this share of how early it would have been a send may start.
+LATER = 0.25
+#: Starts and arrivals that are less apart are simultaneous.
+_MOMENT_US = 1e-6
 
-def waits_for_links(actions: Sequence[Action], at_once: Mapping[int, int]) -> Mapping[Action, Sequence[Action]]:
-    """For every send of a rank those it waits for, that no more than `at_once` of them compete for a link (id): on
-    each link of its path the one so many places before it in the schedule's order, of those that arrive earlier.
+_Waits = Mapping[Action, Sequence[Action]]
 
-    `actions` are in time order. Waits for earlier arrivals only keep a program free of deadlocks. O(sends · links).
-    """
-    earlier: dict[int, list[Action]] = defaultdict(list)
+
+def paced(actions: Sequence[Action], pace: str, at_once: Mapping[int, int]) -> _Waits:
+    """For every send of a rank what else it waits for. `actions` are in the order of their turns, and so are waits:
+    that keeps a program free of deadlocks. O(n log n) for n sends over few links each."""
     waits: dict[Action, list[Action]] = defaultdict(list)
+    if pace != "none":
+        _wait_for_links(actions, at_once, waits)
+    if pace in ("arrivals", "moments"):
+        _wait_for_arrivals(actions, LATER if pace == "moments" else 0.0, waits)
+    return waits
+
+
+def _wait_for_links(actions: Sequence[Action], at_once: Mapping[int, int], waits: dict[Action, list[Action]]) -> None:
+    """No more than `at_once` sends compete for a link (id): each waits for the one so many places before it, of those
+    that start and arrive earlier."""
+    earlier: dict[int, list[Action]] = defaultdict(list)
     for send in (action for action in actions if action.type == "s"):
         for link in send.links:
             before = earlier[link]
-            # Sends over the same link arrive almost in the order of their starts, so the place is found at once.
+            # Sends arrive almost in the order of their starts, so the place is found at once.
             at = len(before)
-            while at and before[at - 1].turn > send.turn:
+            while at and before[at - 1].start_us > send.start_us:
                 at -= 1
             if at >= at_once[link] and before[at - at_once[link]] not in waits[send]:
                 waits[send].append(before[at - at_once[link]])
             before.insert(at, send)
-    return waits
+
+
+def _wait_for_arrivals(actions: Sequence[Action], later: float, waits: dict[Action, list[Action]]) -> None:
+    """Each send waits for the last arrival before it: arrivals are the clock that ranks have in common. A send that
+    its own rank would start before its time takes the way into a peer from another rank, whose time it is.
+
+    One that could still start too early waits for the next arrival, if that makes it late by no more than the share
+    `later` of what it would be early.
+    """
+    arrivals = sorted((a for a in actions if a.type in ("r", "rrc")), key=lambda action: action.arrival_us)
+    times = [arrival.arrival_us for arrival in arrivals]
+    free: dict[int, float] = defaultdict(float)  # link → when the rank's last send over it has arrived
+    for send in sorted((action for action in actions if action.type == "s"), key=lambda action: action.start_us):
+        at = bisect_right(times, send.start_us + _MOMENT_US)
+        early_us = send.start_us - max(times[at - 1] if at else 0.0, *(free[link] for link in send.links))
+        if at < len(times) and times[at] - send.start_us <= later * early_us and arrivals[at].turn < send.turn:
+            at += 1
+        if at and arrivals[at - 1].turn < send.turn:
+            waits[send].append(arrivals[at - 1])
+        free.update((link, send.arrival_us) for link in send.links)

@@ -46,11 +46,9 @@ def build_rank(
     """One threadblock per connection, direction and channel (of a pair of ranks, if the crew is paired), and those
     for local copies and reductions (more if they must).
 
-    `actions` are in time order, their hazards in `after`; `paced` has further waits.
+    `actions` are in the order of their turns, their hazards in `after`; `paced` has further waits.
     """
     actions, sizes = in_order_of_use(actions)
-    if crew.paired:  # a threadblock that both sends and receives does so in the order of arrivals
-        actions = sorted(actions, key=lambda action: action.turn)
     home = share_out(sizes, crew.copiers, target.max_steps)
     reducer = _reducers(actions, crew.reducers, target.max_steps)
 

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .program import Program
 from .protocol import PROTOCOL, slicing
-from .simulate import simulate
+from .simulate import ProgramTiming, simulate
 from .targets import MAX_NODES_PER_RANK
 
 #: Multiples of the instances and of the channels that are tried.
 MULTIPLES = (2, 4, 8)
 #: More parts make sizes too coarse: a size must be a multiple of all parts.
-MOST_INSTANCES = 64
+MOST_ROUNDS = 64
 #: What a larger program has to gain.
 WORTHWHILE = 0.02
-#: Schedules with more sends, cut into instances, are too large to be tried.
-MOST_SENDS_TO_TUNE = 20_000
+#: Sends in all the programs that are tried for one schedule: a few seconds' worth.
+MOST_SENDS_TO_TRY = 60_000
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is tuned: the protocol, whether sends wait for their turn at a link, the parts that every chunk is cut
-    into, and the multiple of the channels that keep the pace."""
+    """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
+    side, or in rounds one after the other, and the multiple of the channels that keep the pace."""
 
     protocol: str
-    in_turn: bool = False
+    pace: str = "none"
     instances: int = 1
+    rounds: int = 1
     spread: int = 1
 
 
 @dataclass(frozen=True)
 class _Tried:
+    """A program, and when it finishes with the links as the schedule takes them."""
+
     choice: Choice
     program: Program
-    time_us: float
+    finish_us: float
 
 
 class Tuning:
@@ -46,30 +50,40 @@ class Tuning:
 
     def __init__(self, schedule: Schedule, build: Callable[[Choice], Program]) -> None:
         self.schedule, self.build = schedule, build
+        self._chunk_bytes = max((chunk.bytes for chunk in schedule.demand.chunks), default=0.0)
         self._best: _Tried | None = None
+        self._spent = 0
         self._refusal = Refused(f"{schedule.demand.collective}: nothing to lower")
 
-    def run(self, protocols: Sequence[str], turns: bool, instances: int | None, spread: int | None) -> Program:
-        """Choose one thing after the other: the protocol, turns at links (where `turns` make a difference), and
+    def run(self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None) -> Program:
+        """Choose one thing after the other: the protocol, how sends wait for their turn (one of `paces`), and
         instances and channels where they are not given. Raises `Refused` when nothing fits."""
-        first = [Choice(protocol, False, instances or 1, spread or 1) for protocol in protocols]
-        if self._too_large(instances or 1):
-            return self._first(
-                replace(choice, in_turn=in_turn)
-                for choice in first
-                for in_turn in ((True, False) if turns else (False,))
-            )
-        self._offer(first)
-        best = self.best
-        if turns:
-            self._offer([replace(best.choice, in_turn=True)])
-        if instances is None:
-            self._unroll(turns)
-            if self.schedule.topology.threadblock_GBps:
-                self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
+        self._choose_protocol(Choice(protocol, instances=instances or 1, spread=spread or 1) for protocol in protocols)
+        self._offer(replace(self.best.choice, pace=pace) for pace in paces[1:])
+        self._unroll(paces)
+        if instances is None and self.schedule.topology.threadblock_GBps:
+            self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
         if spread is None:
             self._multiply(lambda choice, by: replace(choice, spread=choice.spread * by))
         return self.best.program
+
+    def _choose_protocol(self, choices: Iterable[Choice]) -> None:
+        """The one that is fastest from the call to the end, with its efficiency and latency."""
+        fastest_us = inf
+        for choice in self._usable(list(choices)):
+            tried = self._try(choice)
+            if tried is None:
+                continue
+            timing = self._simulated(tried.program, neutral=False)
+            if timing.launch_us + timing.finish_us < fastest_us:
+                self._best, fastest_us = tried, timing.launch_us + timing.finish_us
+
+    def _usable(self, choices: Sequence[Choice]) -> Iterator[Choice]:
+        """The first, and of the others those of whose protocol a slot holds a chunk: the rest have no latency to
+        save."""
+        for choice in choices:
+            if choice is choices[0] or self._chunk_bytes <= PROTOCOL[choice.protocol].slot_bytes:
+                yield choice
 
     @property
     def best(self) -> _Tried:
@@ -78,58 +92,67 @@ class Tuning:
             raise self._refusal
         return self._best
 
-    def _unroll(self, turns: bool) -> None:
-        """Where a chunk fills several slots, and the runtime would loop over the program, cut it into as many parts:
-        the loops know nothing of turns, nor of when their successors may start. Half as many where that does not fit,
-        and so on."""
+    def _unroll(self, paces: Sequence[str]) -> None:
+        """Where a chunk fills several slots, and the runtime would loop over the program, as many rounds: the loops
+        know nothing of turns. Half as many where that does not fit, and so on."""
         choice = self.best.choice
-        chunk_bytes = max((chunk.bytes for chunk in self.schedule.demand.chunks), default=0.0)
-        number = min(slicing(chunk_bytes, PROTOCOL[choice.protocol]).iterations, self._most_instances())
-        while number > 1:
-            parts = replace(choice, instances=number)
-            if not self._too_large(number) and self._offer([replace(parts, in_turn=True), parts] if turns else [parts]):
+        chunk_bytes = self._chunk_bytes / choice.instances
+        rounds = min(
+            slicing(chunk_bytes, PROTOCOL[choice.protocol]).iterations, self._most_rounds() // choice.instances
+        )
+        while rounds > 1 and not self._good_enough:
+            if self._offer([replace(choice, rounds=rounds, pace=pace) for pace in _likely(paces)]):
                 break
-            number = -(-number // 2)
+            rounds = -(-rounds // 2)
 
-    def _most_instances(self) -> int:
+    def _most_rounds(self) -> int:
         """As many parts as leave the busiest rank room in a file for its sends and receives, each with its wait."""
         ends = Counter(rank for send in self.schedule.sends for rank in self.schedule.ends(send))
-        return min(MOST_INSTANCES, MAX_NODES_PER_RANK // (2 * max(ends.values(), default=1)))
+        return min(MOST_ROUNDS, MAX_NODES_PER_RANK // (2 * max(ends.values(), default=1)))
 
     def _multiply(self, larger: Callable[[Choice, int], Choice]) -> None:
         """Twice as much of something, for as long as that pays."""
         choice = self.best.choice
         for by in MULTIPLES:
             more = larger(choice, by)
-            if self._too_large(more.instances) or not self._offer([more]) or self.best.choice != more:
+            if self._good_enough or not self._offer([more]) or self.best.choice != more:
                 break
 
     def _offer(self, choices: Iterable[Choice]) -> bool:
-        """Try all of them, keep the best if it is worth its while, and say whether any fits."""
+        """Try one after the other until it keeps the schedule's time, keep the best if it is worth its while, and say
+        whether any fits. What would take too long is left out."""
         fits = False
         for choice in choices:
-            program = self._built(choice)
-            if program is None:
+            if self._good_enough or self._spent + self._cost(choice) > MOST_SENDS_TO_TRY:
                 continue
-            fits = True
-            timing = simulate(program, self.schedule.topology, self.schedule.demand.size_bytes)
-            time_us = timing.finish_us + timing.launch_us
-            if self._best is None or time_us < self._best.time_us * (1 - WORTHWHILE):
-                self._best = _Tried(choice, program, time_us)
+            tried = self._try(choice)
+            if tried is not None:
+                fits = True
+                if tried.finish_us < self.best.finish_us * (1 - WORTHWHILE):
+                    self._best = tried
         return fits
 
-    def _first(self, choices: Iterable[Choice]) -> Program:
-        for choice in choices:
-            if (program := self._built(choice)) is not None:
-                return program
-        raise self._refusal
-
-    def _built(self, choice: Choice) -> Program | None:
+    def _try(self, choice: Choice) -> _Tried | None:
+        self._spent += self._cost(choice)
         try:
-            return self.build(choice)
+            program = self.build(choice)
         except Refused as refusal:
             self._refusal = refusal
             return None
+        return _Tried(choice, program, self._simulated(program, neutral=True).finish_us)
 
-    def _too_large(self, instances: int) -> bool:
-        return len(self.schedule.sends) * instances > MOST_SENDS_TO_TUNE
+    def _simulated(self, program: Program, neutral: bool) -> ProgramTiming:
+        return simulate(program, self.schedule.topology, self.schedule.demand.size_bytes, neutral=neutral)
+
+    def _cost(self, choice: Choice) -> int:
+        return len(self.schedule.sends) * choice.instances * choice.rounds
+
+    @property
+    def _good_enough(self) -> bool:
+        """Whether the program is as fast as the schedule."""
+        return self.best.finish_us <= self.schedule.finish_us * (1 + WORTHWHILE / 2)
+
+
+def _likely(paces: Sequence[str]) -> Sequence[str]:
+    """What is best as a rule comes first."""
+    return sorted(paces, key=("arrivals", "links", "moments", "none").index)

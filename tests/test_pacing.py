@@ -1,0 +1,147 @@
+"""Turns at shared links and instances: what they are for, that they are needed, and that they break nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowered import greedy, require_right
+from schedules_by_hand import HAND_MADE, everyone_exchanges, ring
+from strategies_lower import wild_schedules
+
+from teccl_msccl.cli import main
+from teccl_msccl.errors import InputError
+from teccl_msccl.program import lower as lowering
+from teccl_msccl.program import xml
+from teccl_msccl.program.actions import plan_actions
+from teccl_msccl.program.instances import replicated
+from teccl_msccl.program.lower import lower
+from teccl_msccl.program.pacing import PACES, paced
+from teccl_msccl.program.program import Program
+from teccl_msccl.program.simulate import simulate
+from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.topology.catalog import load
+
+COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
+
+
+def slowdown(program: Program, schedule: Schedule) -> float:
+    """The program's time over the schedule's."""
+    return simulate(program, schedule.topology, schedule.demand.size_bytes, neutral=True).finish_us / schedule.finish_us
+
+
+def through_a_switch(collective: str, size: float = 1e6) -> Schedule:
+    return greedy(Problem(load("star-8").topology, collective, size))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_programs_keep_the_time_of_schedules_through_a_switch(collective: str) -> None:
+    schedule = through_a_switch(collective)
+    assert slowdown(lower(schedule), schedule) <= 1.01
+
+
+def test_without_turns_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "PACES", ("none",))
+    schedules = [through_a_switch(collective) for collective in COLLECTIVES]
+    assert all(slowdown(lower(schedule), schedule) > 1.1 for schedule in schedules)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_chunks_of_several_slots_keep_it_too(collective: str) -> None:
+    """64 MB among 8 ranks: chunks of four slots, which a runtime would loop over."""
+    schedule = through_a_switch(collective, 6.4e7)
+    program = lower(schedule)
+    assert slowdown(program, schedule) <= 1.05
+    if program.nchunks > schedule.demand.chunks_per_size:
+        assert simulate(program, schedule.topology, 6.4e7).iterations == 1
+
+
+def test_links_of_one_connection_need_no_turns() -> None:
+    """Direct links: a threadblock's own order is the link's."""
+    schedule = ring()
+    assert lower(schedule, protocol="Simple", instances=1, spread=1) == lower(schedule, protocol="Simple", instances=1)
+
+
+@pytest.mark.parametrize("pace", PACES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(schedule=wild_schedules(), at_once=st.integers(1, 3))
+def test_waits_are_for_earlier_turns(schedule: Schedule, at_once: int, pace: str) -> None:
+    for plan in plan_actions(schedule, frozenset({"outofplace"})):
+        links = {link.id: at_once for link in schedule.topology.links}
+        assert all(before.turn <= after.turn for before, after in pairwise(plan.actions))
+        for action, waits in paced(plan.actions, pace, links).items():
+            assert all(earlier.turn < action.turn for earlier in waits)
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+@pytest.mark.parametrize("pace", PACES[1:])
+def test_paced_programs_are_right(name: str, pace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every schedule by hand with these waits alone, whether they pay or not."""
+    monkeypatch.setattr("teccl_msccl.program.tune.Choice.__init__", _always(pace))
+    schedule = HAND_MADE[name]()
+    require_right(lower(schedule, protocol="LL", instances=1, spread=1), schedule, slots=(1,))
+
+
+def _always(pace: str):  # type: ignore[no-untyped-def]
+    def init(self: object, protocol: str, _: str = "none", instances: int = 1, spread: int = 1) -> None:
+        for field, value in (("protocol", protocol), ("pace", pace), ("instances", instances), ("spread", spread)):
+            object.__setattr__(self, field, value)
+
+    return init
+
+
+# -- instances -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instances", [1, 2, 5])
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_instances_are_the_same_schedule_in_parts(name: str, instances: int) -> None:
+    schedule = HAND_MADE[name]()
+    parts = replicated(schedule, instances)
+    parts.validate()
+    assert len(parts.sends) == instances * len(schedule.sends)
+    assert parts.demand.nchunks == instances * schedule.demand.nchunks
+    assert parts.demand.size_bytes == schedule.demand.size_bytes
+    for chunk in parts.demand.chunks:
+        whole = schedule.demand.chunks[chunk.id // instances]
+        assert (chunk.origin, chunk.want, chunk.bytes * instances) == (whole.origin, whole.want, whole.bytes)
+    if schedule.extra or name != "idle time":
+        assert parts.finish_us <= schedule.finish_us * (1 + 1e-9)
+
+
+def test_instances_as_told() -> None:
+    schedule = everyone_exchanges()
+    for instances in (1, 2, 3):
+        program = lower(schedule, instances=instances)
+        assert program.nchunks == instances * schedule.demand.chunks_per_size
+        require_right(program, schedule, slots=(1,))
+    with pytest.raises(InputError, match="instances 0"):
+        lower(schedule, instances=0)
+
+
+def test_instances_carry_what_one_threadblock_cannot() -> None:
+    """A chunk to each neighbour, over links three times as fast as a threadblock."""
+    topology = replace(load("ring-4").topology, threadblock_GBps=50 / 3)
+    schedule = greedy(Problem(topology, "allgather", 1.6e7))
+    alone, several = lower(schedule, instances=1, spread=1), lower(schedule)
+    assert slowdown(alone, schedule) > 2 > 1.4 > slowdown(several, schedule)
+    assert several.nchunks > alone.nchunks
+
+
+@pytest.mark.parametrize(("option", "factor"), [("2", 2), ("1", 1)])
+def test_command(option: str, factor: int, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    schedule = ring(4)
+    schedule.write(tmp_path / "schedule.json")
+    arguments = ["lower", str(tmp_path / "schedule.json"), "-o", str(tmp_path / "a.xml")]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--instances", option])
+    assert stop.value.code == 0
+    assert xml.read(tmp_path / "a.xml").nchunks == factor * schedule.demand.chunks_per_size
+    for wrong in ("0", "many"):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, "--instances", wrong])
+        assert stop.value.code == 2 and "instances" in capsys.readouterr().err
