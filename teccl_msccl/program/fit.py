@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -55,7 +56,11 @@ class Fitter:
         """
         schedule = self.schedule
         needed = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
-        widths = {connection: width * spread for connection, width in needed.items()}
+        # A transfer is a step at least.
+        fewest = {
+            c: ceil(count / self.target.max_steps) for c, count in Counter(t.connection for t in self.transfers).items()
+        }
+        widths = {connection: max(width * spread, fewest[connection]) for connection, width in needed.items()}
         refusal: Refused | None = None
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
         for narrow, crew in self._attempts(widths):

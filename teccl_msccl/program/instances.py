@@ -1,4 +1,7 @@
-"""Passes on the schedule: every chunk in parts, that move side by side, or round after round."""
+"""Passes on the schedule: every chunk in parts, that move side by side, or round after round.
+
+Starts are nominal: they say in which order links serve the parts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def replicated(schedule: Schedule, instances: int) -> Schedule:
             send._replace(chunk=send.chunk * instances + part, start_us=send.start_us + part * pace_us)
             for part in range(instances)
         ]
-    return replace(schedule, demand=_cut(schedule.demand, instances), sends=tuple(sends)).retimed()
+    return replace(schedule, demand=_cut(schedule.demand, instances), sends=tuple(sends))
 
 
 def unrolled(schedule: Schedule, rounds: int) -> Schedule:
@@ -41,7 +44,7 @@ def unrolled(schedule: Schedule, rounds: int) -> Schedule:
         for part in range(rounds)
         for send in schedule.sends
     )
-    return replace(schedule, demand=_cut(schedule.demand, rounds), sends=sends).retimed()
+    return replace(schedule, demand=_cut(schedule.demand, rounds), sends=sends)
 
 
 def _cut(demand: Demand, parts: int) -> Demand:

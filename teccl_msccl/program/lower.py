@@ -63,9 +63,7 @@ def lower(
     _check_told(schedule.demand)
     _check_taken(schedule.demand.collective, limits, modes)
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
-    lowering = cache(
-        lambda rounds, parts: _Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name)
-    )
+    lowering = cache(lambda rounds, parts: Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name))
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
@@ -103,7 +101,7 @@ def _check_taken(collective: str, target: Target, modes: frozenset[str]) -> None
         raise Refused(f"target {target.name} never runs {collective} in place; use mode outofplace")
 
 
-class _Lowering:
+class Lowering:
     """One schedule's way to a program: what is the same for every choice, and then the rest."""
 
     def __init__(self, schedule: Schedule, target: Target, modes: frozenset[str], name: str) -> None:

@@ -21,7 +21,7 @@ MOST_ROUNDS = 64
 #: What a larger program has to gain.
 WORTHWHILE = 0.02
 #: Sends in all the programs that are tried for one schedule: a few seconds' worth.
-MOST_SENDS_TO_TRY = 60_000
+MOST_SENDS_TO_TRY = 50_000
 
 
 @dataclass(frozen=True)
