@@ -125,7 +125,7 @@ def test_options_that_do_not_exist() -> None:
 
 def test_a_collective_that_the_target_does_not_take() -> None:
     demand = Demand("custom", 2, (Chunk(0, (0,), (1,), 1.0),), 1, 1.0)
-    with pytest.raises(Refused, match="does not take custom"):
+    with pytest.raises(Refused, match=r"\bcustom\b"):
         lower(by_hand(load("line-2").topology, demand, [(0, 0, 1)]))
 
 
