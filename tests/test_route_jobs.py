@@ -202,6 +202,13 @@ def test_links_of_less_capacity_slow_down():
     assert spans(simulate(scenario([sender("A", 0, 2, 1)], events)), "A") == pytest.approx([0, 1.5])
 
 
+def test_spans_that_are_short_against_the_clock_end_too():
+    job = {"job": "J", "dp": 2, "hosts": [0, 2], "bytes": 3, "start_s": 1e6, "iterations": 5, "compute_s": 0.1}
+    result = simulate(scenario([job]))
+    assert len(result.communications) == 5
+    assert result.carried_bytes == pytest.approx(5 * 2 * 4)
+
+
 def test_a_job_that_can_never_end_is_refused():
     events = [{"t": 0.5, "event": "spine", "spine": 0, "alive": False}]
     with pytest.raises(Refused, match="job A can never end"):

@@ -168,7 +168,11 @@ class _Run:
             if min(until, due) == math.inf:
                 stuck = ", ".join(sorted(self.unfinished))
                 raise Refused(f"job {stuck} can never end: its flows have no live links; mend a link in `events`")
-            self.advance(min(until, due, self.next_tick), rate)
+            clock = min(due, self.next_tick)
+            if until <= clock - self.now:
+                self.advance(until, self.now + until, rate)
+            else:
+                self.advance(clock - self.now, clock, rate)
             if self.now >= self.next_tick:
                 self.tell("timer", {})
                 self.next_tick = self.now + self.period_s
@@ -193,15 +197,16 @@ class _Run:
         return np.where(self.active, rate, 0.0) * self.bytes_per_s
 
     def next_completion(self, rate: NDArray[np.float64]) -> float:
-        """When the next flow ends, or reaches the step boundary where it takes its new route."""
+        """How long until a flow ends, or reaches the step boundary where it takes its new route."""
         moving = self.active & (rate > 0)
         if not moving.any():
             return math.inf
         target = np.maximum(0.0, np.where(self.next_spine != self.spine, self.switch_at, 0.0))
-        return self.now + float(((self.left - target)[moving] / rate[moving]).min())
+        return float(((self.left - target)[moving] / rate[moving]).min())
 
-    def advance(self, t: float, rate: NDArray[np.float64]) -> None:
-        sent = np.minimum(self.left, rate * max(0.0, t - self.now))
+    def advance(self, seconds: float, t: float, rate: NDArray[np.float64]) -> None:
+        """Let `seconds` pass, to time t. What is sent follows from the seconds: a short span is lost in a late t."""
+        sent = np.minimum(self.left, rate * max(0.0, seconds))
         self.left -= sent
         self.carried += float(sent.sum())
         self.now = t
