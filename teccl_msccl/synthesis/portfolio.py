@@ -21,7 +21,7 @@ from .bounds import Bound
 from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
-from .incumbent import Incumbent, Progress, gap
+from .incumbent import CLOSED, Incumbent, Progress, gap
 from .lp import ENOUGH, search_flow
 from .polish import polish
 from .problem import Problem
@@ -33,6 +33,8 @@ from .trees import search_trees
 #: The searches; and the field's algorithms, as they are.
 SEARCHES = ("auto", "trees", "greedy", "lp", "milp", "astar")
 METHODS = (*SEARCHES, *BASELINES)
+#: Seconds of a greedy trial below which the plain searches come first: there they beat what is built of structure.
+SMALL_S = 0.1
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
 #: Seconds for a sub-problem, at most, and as a share of what is left.
@@ -123,19 +125,22 @@ def run(
             search_by_rounds(incumbent, settings)
         if method in ("auto", "lp"):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
+        small = method == "auto" and greedy_seconds(problem) <= SMALL_S
+        if small:
+            _search_plainly(incumbent, settings)
         if method == "auto" and not incumbent.closed(ENOUGH):
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
             search_symmetrically(incumbent, settings)
-        if method == "auto" and not incumbent.closed():
+        if method == "auto" and not incumbent.closed(ENOUGH if small else CLOSED):
             offer_baselines(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
-        elif method == "auto":
+        elif method == "auto" and not small:
             _search_plainly(incumbent, settings)
-        elif method not in ("lp", "astar") or incumbent.best is None:
+        elif method in ("greedy", "trees", "milp") or incumbent.best is None:
             search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
         if method == "trees":
-            search_trees(incumbent, settings)
+            search_trees(incumbent, replace(settings, thorough=True))
         if method in ("auto", "milp"):
             search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
         if method == "auto" and not incumbent.closed(ENOUGH):

@@ -30,6 +30,8 @@ ALIKE = 0.05
 #: A contender's work in the first round of the tournament, in about 0.15 µs of one core; each round doubles it.
 EFFORT = 1.0e5
 MOST_EFFORT = 32 * EFFORT
+#: Of the time that is left, where other searchers wait for their turn.
+SHARE = 0.6
 #: Contenders that enter the tournament.
 MOST_CONTENDERS = 16
 #: Rounds without gain after which the last contender stops.
@@ -103,11 +105,13 @@ def _fields(incumbent: Incumbent, settings: Settings) -> Iterator[Field]:
     problem = incumbent.problem
     counts = (settings.nchunks,) if settings.nchunks is not None else problem.chunk_counts()
 
+    finish_by = time.monotonic() + (1.0 if settings.thorough else SHARE) * incumbent.seconds_left
+
     def done() -> bool:
-        return incumbent.best is not None and (incumbent.closed() or incumbent.seconds_left <= 0)
+        return incumbent.best is not None and (incumbent.closed() or time.monotonic() >= finish_by)
 
     def seconds_left() -> float:
-        return incumbent.seconds_left if incumbent.best is not None else inf
+        return finish_by - time.monotonic() if incumbent.best is not None else inf
 
     if problem.named and len(incumbent.stages) > 1:
         yield Field(
@@ -148,10 +152,13 @@ def tournament(field: Field, settings: Settings) -> None:
         for contender in contenders[:1]:
             tell(contender)
         effort = EFFORT
-        while contenders and not field.done():
+        round_s = 0.0  # a round takes about as long as the one before: half the contenders, twice the effort
+        while contenders and not field.done() and round_s <= field.seconds_left():
+            began = time.monotonic()
             list(pool.map(lambda c: field.done() or c.improve(field.floor_us, effort), contenders))  # noqa: B023
             contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
             tell(contenders[0])
+            round_s = time.monotonic() - began
             if len(contenders) == 1 and contenders[0].idle >= PATIENCE:
                 return
             contenders = contenders[: (len(contenders) + 1) // 2]
