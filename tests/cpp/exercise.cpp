@@ -289,8 +289,11 @@ void search(int n) {
   }
 }
 
+}  // namespace
+
+namespace teccl::routing {
+
 void route(int spines, bool broken) {
-  using namespace teccl::routing;
   constexpr int kTors = 4, kHosts = 8;
   Traffic traffic{{kTors, spines, kHosts, {}}, {}, 3};
   traffic.fabric.capacity.assign(static_cast<std::size_t>(traffic.fabric.links()), 1.0);
@@ -325,7 +328,7 @@ void route(int spines, bool broken) {
               "equal colours meet");
 }
 
-}  // namespace
+}  // namespace teccl::routing
 
 int main() {
   const Program ring = fused_ring(4), stages = staged(4);
@@ -342,8 +345,8 @@ int main() {
   simulate(stages);
   search(6);
   for (int spines : {3, 4, 5}) {
-    route(spines, false);
-    route(spines, true);
+    teccl::routing::route(spines, false);
+    teccl::routing::route(spines, true);
   }
   std::puts("interpreter, checker, simulators, search and routing: as expected");
 }
