@@ -57,7 +57,7 @@ def test_no_time_gives_the_first_schedule(collective):
     for method in ("auto", "greedy", "milp"):
         result = run(topology, collective, "64MB", method=method, time_limit=0)
         result.schedule.validate()
-        assert result.seconds < 1.5
+        assert not result.milp
 
 
 @pytest.mark.parametrize("size", [0, 1, 17, 1e15])
