@@ -31,22 +31,20 @@ struct SizeClass {
   double slack;                                // gains below this are rounding
 };
 
-SizeClass size_class(const Network& network, double bytes, const std::vector<int>& holders) {
+// Distances for chunks of the size of `chunk` that the same GPUs may hold.
+SizeClass size_class(const Network& network, const DemandedChunk& chunk) {
   const auto n = static_cast<Index>(network.ranks);
   SizeClass size{{}, std::vector<std::vector<double>>(n, std::vector<double>(n, kNever)), 0};
   for (Index i = 0; i < n; ++i) size.distance[i][i] = 0;
   double longest = 1;
   for (const auto& path : network.paths) {
-    size.timing.push_back(time_path(network, path, bytes));
+    size.timing.push_back(time_path(network, path, chunk.bytes));
     longest = std::max(longest, size.timing.back().arrival);
   }
   size.slack = 1e-12 * longest;
-  const auto may_hold = [&](int rank) {
-    return holders.empty() || std::binary_search(holders.begin(), holders.end(), rank);
-  };
   for (Index p = 0; p < network.paths.size(); ++p) {
     const auto& path = network.paths[p];
-    if (!may_hold(path.src) || !may_hold(path.dst)) continue;
+    if (!chunk.may_be_at(path.src) || !chunk.may_be_at(path.dst)) continue;
     auto& d = size.distance[static_cast<Index>(path.src)][static_cast<Index>(path.dst)];
     d = std::min(d, std::max(1e-9 * longest, size.timing[p].arrival));  // a hop is one even if it takes no time
   }
@@ -65,7 +63,7 @@ class Greedy {
         ranks_(static_cast<Index>(network.ranks)) {
     for (const auto& chunk : chunks)
       if (!sizes_.count({chunk.bytes, chunk.holders}))
-        sizes_.emplace(std::make_pair(chunk.bytes, chunk.holders), size_class(network, chunk.bytes, chunk.holders));
+        sizes_.emplace(std::make_pair(chunk.bytes, chunk.holders), size_class(network, chunk));
     for (const auto& chunk : chunks) size_of_.push_back(&sizes_.at({chunk.bytes, chunk.holders}));
     paths_from_.resize(ranks_);
     for (Index p = 0; p < network.paths.size(); ++p)

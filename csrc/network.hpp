@@ -30,6 +30,10 @@ struct DemandedChunk {
   std::vector<int> want;
   std::vector<int> holders{};  // GPUs that may hold it, ascending; empty: all
   double weight = 1;           // what it is worth to bring it nearer, against others on the same links
+
+  bool may_be_at(int rank) const {
+    return holders.empty() || std::binary_search(holders.begin(), holders.end(), rank);
+  }
 };
 
 // When a transfer on a path occupies each link, relative to its start, and when it arrives.

@@ -176,7 +176,7 @@ class Packer {
       for (Index p : inward ? into_[at] : from_[at]) {
         const auto& path = network_.paths[p];
         const auto next = static_cast<Index>(inward ? path.src : path.dst);
-        if (done[next]) continue;
+        if (done[next] || !chunks_[c].may_be_at(static_cast<int>(next))) continue;
         const auto& time = timing(c, p);
         const double price = (load_price(c, p) + options_.depth_weight * (reached[at] + time.arrival) / scale_) *
                              (1 + 1e-3 * uniform());

@@ -244,9 +244,10 @@ class Rerouter {
 
   // A tree of early arrivals from the root, which holds the chunk from `held` on, to all who want it.
   void grow_out(Index c, Index root, double held, const std::vector<double>& price, Route& route) {
+    const auto& chunk = chunks_[c];
     Frontier frontier(ranks_);
     std::vector<bool> wanted(ranks_, false);
-    for (int want : chunks_[c].want) wanted[static_cast<Index>(want)] = true;
+    for (int want : chunk.want) wanted[static_cast<Index>(want)] = true;
     wanted[root] = false;
     auto missing = static_cast<Index>(std::count(wanted.begin(), wanted.end(), true));
     std::vector<std::vector<Index>> into(ranks_);  // hops that bring what a GPU passes on
@@ -259,7 +260,7 @@ class Rerouter {
       for (Index p : from_[at]) {
         const auto& path = network_.paths[p];
         const auto next = static_cast<Index>(path.dst);
-        if (frontier.done[next]) continue;
+        if (frontier.done[next] || !chunk.may_be_at(static_cast<int>(next))) continue;
         const double least = timing(c, p).arrival + priced(c, p, price);
         if (held + least >= frontier.key[next]) continue;
         const double begin = timeline_.earliest(path, timing(c, p), held);
@@ -285,15 +286,16 @@ class Rerouter {
   // A tree of late departures into the root, which needs all contributions by `meeting`; false, and nothing occupied,
   // where that is too soon.
   bool grow_in(Index c, Index root, double meeting, const std::vector<double>& price, Route& route) {
+    const auto& chunk = chunks_[c];
     Frontier frontier(ranks_);
-    Index missing = chunks_[c].origin.size() - 1;
+    Index missing = chunk.origin.size() - 1;
     double until = meeting;  // when the GPU at hand must have all it passes on
     for (Index at = root;;) {
       frontier.done[at] = true;
       for (Index p : into_[at]) {
         const auto& path = network_.paths[p];
         const auto next = static_cast<Index>(path.src);
-        if (frontier.done[next]) continue;
+        if (frontier.done[next] || !chunk.may_be_at(static_cast<int>(next))) continue;
         const double least = priced(c, p, price), latest = until - timing(c, p).arrival;
         if (meeting - latest + least >= frontier.key[next]) continue;
         const double begin = timeline_.latest(path, timing(c, p), latest);

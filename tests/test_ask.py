@@ -124,7 +124,7 @@ def test_a_confined_group_keeps_to_itself():
         Schedule(schedule.topology, schedule.demand, (*schedule.sends, around), schedule.finish_us).validate()
 
 
-@pytest.mark.parametrize("method", ["auto", "lp", "milp"])
+@pytest.mark.parametrize("method", ["auto", "lp", "milp", "trees"])
 def test_every_search_keeps_groups_to_themselves(method):
     problem = ask(Topology.load("ring-4"), "alltoall", 1e6, groups=["0-2", "1-3"])
     schedule = run(problem, method=method, time_limit=1).schedule
