@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +28,8 @@ from teccl_msccl.program.lower import lower
 from teccl_msccl.program.lower_plan import lower_plan
 from teccl_msccl.program.mscclpp import execution_plan
 from teccl_msccl.program.mscclpp_multicast import multicast_plan
+from teccl_msccl.program.mscclpp_order import Span
+from teccl_msccl.program.mscclpp_threadblock import Channel, Operations
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.targets import MSCCLPP, TARGETS
 from teccl_msccl.schedule.schedule import Schedule, Send
@@ -122,6 +125,20 @@ def test_synthesized(preset: str, collective: str, mode: str) -> None:
     plan = plan_of(program)
     assert plan["inplace"] == (mode == "inplace")
     require_right(plan, 2, seeds=1)
+
+
+def test_no_signal_comes_before_all_threads_have_put() -> None:
+    """Held signals are given when there are too many: what is put next has a nop before its own signal, too."""
+    most = 3
+    ops = Operations(most, 16, compact=True)
+    channel = Channel("memory", 0, 1)
+    for k in range(3 * most + 1):
+        ops.put(channel, Span("i", k, 1), Span("o", k, 1), [("i", k)])
+        ops.signal(channel)
+    ops.settle()
+    names = [op["name"] for op in ops.ops]
+    assert names.count("put") == names.count("signal") == 3 * most + 1
+    assert all(after != "signal" for name, after in pairwise(names) if name == "put")
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

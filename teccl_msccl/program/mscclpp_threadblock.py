@@ -119,10 +119,10 @@ class Operations:
 
     def put(self, channel: Channel, source: Span, target: Span, memory: Iterable[Hashable]) -> None:
         """Write `source` into the peer's `target`; `memory` is what of this rank's memory it reads."""
+        if len(self._held_signals) >= self._per_operation and not self._joins_put(channel, source):
+            self.settle()  # with its nop, before there is data again that others may be moving
         self._before_data(set(memory), set())
         if not self._joins_put(channel, source):
-            if len(self._held_signals) >= self._per_operation:
-                self.settle()
             self.ops.append(
                 {"name": "put", "src_buff": [], "dst_buff": [], "channel_ids": [], "channel_type": channel.type}
             )
