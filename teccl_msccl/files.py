@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -100,6 +101,33 @@ def require_keys(value: Any, keys: tuple[str, ...], where: str) -> None:
     for key in keys:
         if key not in value:
             raise InputError(f"{where}: {key!r} is missing; add it")
+
+
+def require_whole(value: Any, where: str) -> int:
+    """`value`, a whole number of a JSON file. Raises `InputError` with its place if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{where}: must be a whole number, not {value!r}")
+    return value
+
+
+def require_number(value: Any, where: str) -> float:
+    """`value`, a finite number of a JSON file. Raises `InputError` with its place if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where}: must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{where}: must be a finite number")
+    return number
+
+
+def require_flag(value: Any, where: str) -> bool:
+    """`value`, true or false in a JSON file. Raises `InputError` with its place if it is neither."""
+    if not isinstance(value, bool):
+        raise InputError(f"{where}: must be true or false, not {value!r}")
+    return value
 
 
 def xml_parser() -> etree.XMLParser:

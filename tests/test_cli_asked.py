@@ -6,26 +6,9 @@ import json
 
 import pytest
 
-from teccl_msccl.cli import main
 from teccl_msccl.program import xml
 from teccl_msccl.program.check import check
 from teccl_msccl.schedule.schedule import Schedule
-
-
-@pytest.fixture
-def call(capfd, tmp_path, monkeypatch):
-    """Run a command line in an empty directory: exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return stop.value.code, out, err
-
-    return run
-
 
 QUICK = ("--method", "greedy", "--time-limit", 0)
 

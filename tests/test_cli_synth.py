@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 from strategies import machine
 
-from teccl_msccl.cli import main
 from teccl_msccl.collective.demand import COLLECTIVES, Chunk, Demand
 from teccl_msccl.program import xml
 from teccl_msccl.program.check import check
@@ -21,21 +20,6 @@ SYNTH_KEYS = {
     "algbw_GBps", "bound_us", "gap", "synthesis_s", "peak_rss_mb", "nchunks", "threadblocks_max", "steps_max",
     "channels", "file",
 }  # fmt: skip
-
-
-@pytest.fixture
-def call(capfd, tmp_path, monkeypatch):
-    """Run a command line in an empty directory: exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return stop.value.code, out, err
-
-    return run
 
 
 QUICK = ("--method", "greedy", "--time-limit", 0)

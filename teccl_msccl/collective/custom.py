@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import read_json, require_keys
+from ..files import read_json, require_flag, require_keys, require_number, require_whole
 from .demand import Chunk, Demand, Group
 
 
@@ -54,48 +53,26 @@ def _chunk(item: Any, position: int, where: str) -> Chunk:
 def chunk_from_json(value: Any, where: str) -> Chunk:
     """A chunk of a Demand or a Schedule."""
     require_keys(value, ("id", "origin", "want", "bytes"), where)
-    reduce = value.get("reduce", False)
-    if not isinstance(reduce, bool):
-        raise InputError(f"{where}: reduce: must be true or false, not {reduce!r}")
+    reduce = require_flag(value.get("reduce", False), f"{where}: reduce")
     return Chunk(
-        id=_whole(value["id"], f"{where}: id"),
+        id=require_whole(value["id"], f"{where}: id"),
         origin=_ranks(value["origin"], f"{where}: origin"),
         want=_ranks(value["want"], f"{where}: want"),
-        bytes=_number(value["bytes"], f"{where}: bytes"),
+        bytes=require_number(value["bytes"], f"{where}: bytes"),
         reduce=reduce,
-        group=_whole(value.get("group", 0), f"{where}: group"),
+        group=require_whole(value.get("group", 0), f"{where}: group"),
     )
 
 
 def group_from_json(value: Any, where: str) -> Group:
     """A group of a Demand or a Schedule."""
     require_keys(value, ("ranks",), where)
-    confined = value.get("confined", False)
-    if not isinstance(confined, bool):
-        raise InputError(f"{where}: confined: must be true or false, not {confined!r}")
-    weight = _number(value.get("weight", 1.0), f"{where}: weight")
+    confined = require_flag(value.get("confined", False), f"{where}: confined")
+    weight = require_number(value.get("weight", 1.0), f"{where}: weight")
     return Group(_ranks(value["ranks"], f"{where}: ranks"), weight, confined)
 
 
 def _ranks(value: Any, where: str) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InputError(f"{where}: must be a list of ranks")
-    return tuple(_whole(rank, where) for rank in value)
-
-
-def _whole(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}: must be a whole number, not {value!r}")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where}: must be a number, not {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise InputError(f"{where}: must be a finite number")
-    return number
+    return tuple(require_whole(rank, where) for rank in value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from ..collective.custom import chunk_from_json, group_from_json
 from ..collective.demand import SPELLINGS, Chunk, Demand, chunk_to_json, demand_for
 from ..errors import InputError
-from ..files import read_json, require_keys, write_text
+from ..files import read_json, require_flag, require_keys, require_number, require_whole, write_text
 from ..topology.model import Topology
 from ..topology.paths import trunk
 
@@ -126,7 +125,7 @@ class Schedule:
             topology=topology,
             demand=demand,
             sends=sends,
-            finish_us=_number(value.get("finish_us", 0.0), f"{where}: finish_us"),
+            finish_us=require_number(value.get("finish_us", 0.0), f"{where}: finish_us"),
             extra={key: item for key, item in value.items() if key not in known},
         )
 
@@ -144,10 +143,10 @@ def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
     collective = value["collective"]
     if not isinstance(collective, str):
         raise InputError(f"{where}: collective: must be a name, not {collective!r}")
-    size = _number(value["size_bytes"], f"{where}: size_bytes")
-    nchunks = _whole(value.get("nchunks", 1), f"{where}: nchunks")
+    size = require_number(value["size_bytes"], f"{where}: size_bytes")
+    nchunks = require_whole(value.get("nchunks", 1), f"{where}: nchunks")
     root = value.get("root")
-    root = None if root is None else _whole(root, f"{where}: root")
+    root = None if root is None else require_whole(root, f"{where}: root")
     chunks = value.get("chunks")
     if chunks is not None and not isinstance(chunks, list):
         raise InputError(f"{where}: 'chunks' must be a list")
@@ -175,7 +174,7 @@ def _demand(value: dict[str, Any], nranks: int, where: str) -> Demand:
 def _check_chunk(value: Any, chunk: Chunk, where: str) -> None:
     """What a file says of a chunk is what its collective means by it; `want` and `reduce` may be left out."""
     require_keys(value, ("id", "origin", "bytes"), where)
-    if abs(_number(value["bytes"], f"{where}: bytes") - chunk.bytes) > 1e-9 * chunk.bytes:
+    if abs(require_number(value["bytes"], f"{where}: bytes") - chunk.bytes) > 1e-9 * chunk.bytes:
         raise InputError(f"{where}: {value['bytes']} bytes, but size_bytes and nchunks make it {chunk.bytes}")
     for key, due in {"group": 0, **chunk_to_json(chunk)}.items():
         if key != "bytes" and value.get(key, due) != due:
@@ -192,10 +191,10 @@ def _sends(value: Any, topology: Topology, demand: Demand, where: str) -> tuple[
         if not isinstance(item["path"], list):
             raise InputError(f"{at}: path must be a list of link ids")
         send = Send(
-            chunk=_whole(item["chunk"], f"{at}: chunk"),
-            path=tuple(_whole(link, f"{at}: path") for link in item["path"]),
-            start_us=_number(item["start_us"], f"{at}: start_us"),
-            reduce=_flag(item.get("reduce", False), f"{at}: reduce"),
+            chunk=require_whole(item["chunk"], f"{at}: chunk"),
+            path=tuple(require_whole(link, f"{at}: path") for link in item["path"]),
+            start_us=require_number(item["start_us"], f"{at}: start_us"),
+            reduce=require_flag(item.get("reduce", False), f"{at}: reduce"),
         )
         if not 0 <= send.chunk < len(demand.chunks):
             raise InputError(f"{at}: no chunk {send.chunk} among 0..{len(demand.chunks) - 1}")
@@ -220,27 +219,3 @@ def check_path(path: tuple[int, ...], topology: Topology, where: str) -> None:
     for node in (links[0].src, links[-1].dst):
         if node not in topology.rank_of:
             raise InputError(f"{where}: the path must start and end at a GPU, and node {node} is none")
-
-
-def _whole(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}: must be a whole number, not {value!r}")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where}: must be a number, not {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise InputError(f"{where}: must be a finite number")
-    return number
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{where}: must be true or false, not {value!r}")
-    return value

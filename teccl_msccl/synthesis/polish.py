@@ -59,10 +59,7 @@ def polished_schedule(
     while idle < PATIENCE and not enough():
         grid = EpochGrid(best.topology, best.demand, tau)
         for free in _pieces(grid, best, rng):
-            left = deadline - time.monotonic()
-            if left < LEAST_S or idle >= PATIENCE:
-                return best
-            if deadline - time.monotonic() < LEAST_S:
+            if deadline - time.monotonic() < LEAST_S or idle >= PATIENCE:
                 return best
             model = _small_enough(grid, best, solver, free)
             if model is None:
