@@ -189,7 +189,7 @@ def test_an_interruption_in_the_milp_keeps_what_was_found_before():
 
     result = run(Topology.load("teccl-dgx1"), "allgather", "1MB", nchunks=2, report=report)
     assert result.interrupted
-    assert result.method in ("greedy", "trees")
+    assert result.method in ("greedy", "symmetry", "trees")
     assert 6.9 < result.schedule.finish_us <= 8.2  # 6.95 is what the MILP proves best on its grid
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from teccl_msccl.topology.model import Topology
 from teccl_msccl.topology.symmetry import is_automorphism
-from teccl_msccl.topology.translations import Translations, gpu_translations, host_translations
+from teccl_msccl.topology.translations import Translations, block_translations, host_translations
 
 CLUSTERS = [
     ("dgx-a100", 3, "rail"),
@@ -19,6 +19,10 @@ CLUSTERS = [
     ("teccl-ndv2", 4, None),
     ("mi250x", 2, "rail:2"),
 ]
+
+
+def finest_translations(topology: Topology) -> Translations | None:
+    return next(block_translations(topology), None)
 
 
 def node_images(found: Translations, g: int) -> dict[int, int]:
@@ -59,20 +63,32 @@ def test_hosts_of_clusters_move(name, hosts, network):
 )
 def test_gpus_of_symmetric_machines_move(name):
     topology = Topology.load(name)
-    found = gpu_translations(topology)
+    found = finest_translations(topology)
     assert found is not None and found.count == topology.nranks
     check(found)
 
 
 def test_gpus_of_a_cluster_move():
-    found = gpu_translations(Topology.load("dgx-h100", hosts=3, network="rail"))
+    found = finest_translations(Topology.load("dgx-h100", hosts=3, network="rail"))
     assert found is not None and found.count == 24
     check(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "hosts", "width"),
+    [("dgx1", 1, 4), ("dgx1", 2, 4), ("mi250x", 2, 8), ("teccl-dgx2", 2, 2), ("mesh-2x4", 1, 4), ("line-6", 1, None)],
+)
+def test_blocks_of_gpus_move_where_single_ones_do_not(name, hosts, width):
+    topology = Topology.load(name, hosts=hosts)
+    found = finest_translations(topology)
+    assert (None if found is None else found.ranks.shape[1]) == width
+    if found is not None:
+        check(found)
+
+
 def test_none_where_parts_differ():
-    assert gpu_translations(Topology.load("mesh-3x3")) is None
-    assert gpu_translations(Topology.load("line-3")) is None
+    assert finest_translations(Topology.load("mesh-3x3")) is None
+    assert finest_translations(Topology.load("line-3")) is None
     assert host_translations(Topology.load("dgx-h100")) is None
     assert host_translations(Topology.load("dgx-h100", hosts=6, network="fat-tree")) is None  # leaves of 4 and of 2
 
@@ -86,7 +102,7 @@ def test_a_changed_link_breaks_the_symmetry():
 
 def test_a_path_is_moved_link_by_link():
     topology = Topology.load("torus-3x3")
-    found = gpu_translations(topology)
+    found = finest_translations(topology)
     assert found is not None
     first = topology.links[0]
     second = next(link for link in topology.links if link.src == first.dst and link.dst != first.src)

@@ -35,6 +35,9 @@ SEARCHES = ("auto", "trees", "greedy", "lp", "milp", "astar")
 METHODS = (*SEARCHES, *BASELINES)
 #: Seconds of a greedy trial below which the plain searches come first: there they beat what is built of structure.
 SMALL_S = 0.1
+#: The gap at which small machines are done with, and the one below which they need no help from structure.
+NEARLY = 1e-3
+GOOD = 0.05
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
 #: Seconds for a sub-problem, at most, and as a share of what is left.
@@ -126,12 +129,17 @@ def run(
         if method in ("auto", "lp"):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
         small = method == "auto" and greedy_seconds(problem) <= SMALL_S
-        if small:
-            _search_plainly(incumbent, settings)
-        if method == "auto" and not incumbent.closed(ENOUGH):
+        if small and not incumbent.closed(NEARLY):
+            search_greedily(incumbent, settings)
+            if not incumbent.closed(NEARLY):
+                search_symmetrically(incumbent, settings)
+            if not incumbent.closed(NEARLY):
+                search_trees(incumbent, settings)
+        if method == "auto" and not incumbent.closed(GOOD if small else ENOUGH):
             search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
-            search_symmetrically(incumbent, settings)
-        if method == "auto" and not incumbent.closed(ENOUGH if small else CLOSED):
+            if not small:
+                search_symmetrically(incumbent, settings)
+        if method == "auto" and not incumbent.closed(GOOD if small else CLOSED):
             offer_baselines(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)

@@ -15,9 +15,9 @@ from .halves import gathered, gathering, in_blocks, spreading
 from .mirror import chained, mirrored
 
 #: Chunk counts worth trying: small ones for latency, multiples of 2 and 3 to fill links of 1:2 and 1:3 bandwidth.
-CHUNK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+CHUNK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 #: A rooted collective pipelines its chunks down a tree, so more of them help.
-ROOTED_CHUNK_COUNTS = (*CHUNK_COUNTS, 64)
+ROOTED_CHUNK_COUNTS = CHUNK_COUNTS
 #: Steps a rank's file may hold, less threadblocks, waits and a margin.
 _STEPS_PER_RANK = 3000
 _SMALLEST_CHUNK = 16

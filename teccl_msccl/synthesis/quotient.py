@@ -127,6 +127,19 @@ class Quotient:
         return [groups[key] for key in keys]
 
     @cached_property
+    def sharing(self) -> float:
+        """How many parts share a link of a path, at most, on average over the pairs that paths join, the best path of
+        each: where it is 1 the whole takes exactly as long as the part."""
+        places = {link.id: place for place, link in enumerate(self.translations.topology.links)}
+        orbits = self.translations.link_orbits
+        alike = self.translations.count / np.maximum(1, np.bincount(orbits, minlength=len(places)))
+        least: dict[tuple[int, ...], float] = {}
+        for path, ends in zip(self.paths, map(tuple, self.ends.tolist()), strict=True):
+            shared = max(float(alike[orbits[places[id]]]) for id in path)
+            least[ends] = min(shared, least.get(ends, inf))
+        return sum(least.values()) / max(1, len(least))
+
+    @cached_property
     def core(self) -> _core.Network:
         """What the core's searches take: every way, with orbits as links."""
         bandwidth, alpha, links, _ = self.signature
@@ -147,12 +160,16 @@ class Quotient:
         self, chunks: Sequence[tuple[float, int, Sequence[int]]], seed: int, deadline_us: float = inf
     ) -> QuotientSends:
         """A greedy schedule of part 0's chunks, (bytes, GPU that has it, GPUs that want it) each. Raises `Refused`."""
-        demand = _core.Demanded(chunks=[(nbytes, False, [origin], list(want)) for nbytes, origin, want in chunks])
         try:
-            found = _core.greedy(self.core, demand, seed, NOISES[seed % len(NOISES)], deadline_us)
+            found = _core.greedy(self.core, wanted(chunks), seed, NOISES[seed % len(NOISES)], deadline_us)
         except ValueError as error:
             raise Refused(f"{self.translations.topology.name}: {error}") from None
         return QuotientSends(*found)
+
+
+def wanted(chunks: Sequence[tuple[float, int, Sequence[int]]]) -> _core.Demanded:
+    """Part 0's chunks, (bytes, GPU that has it, GPUs that want it) each, as the core takes them."""
+    return _core.Demanded(chunks=[(nbytes, False, [origin], list(want)) for nbytes, origin, want in chunks])
 
 
 def shared_orbits(translations: Translations, groups: Sequence[Sequence[Path]]) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -43,22 +43,27 @@ class Routes:
 
 
 @dataclass
-class Router:
-    """The core's searches for routes that meet `demand` on `topology`, on the direct paths and those in `extra`.
+class RouteSearch:
+    """The core's searches for routes over a network, which `schedule` makes a schedule that meets `demand`.
 
-    All are deterministic for their seeds, and let go of Python's lock.
+    All are deterministic for their seeds, and let go of Python's lock. `turns` has for every chunk that is routed its
+    turn, 0 … 1, among those of its origin.
     """
 
     topology: Topology
     demand: Demand
-    extra: Iterable[tuple[int, ...]] = ()
     paths: list[tuple[int, ...]] = field(init=False)
+    turns: NDArray[np.float64] = field(init=False)
+    _network: _core.Network = field(init=False)
+    _demand: _core.Demanded = field(init=False)
 
-    def __post_init__(self) -> None:
-        usual = [path.links for path in direct_paths(self.topology)]
-        self.paths = list(dict.fromkeys((*usual, *self.extra)))
-        self._network = core_network(self.topology, self.paths)
-        self._demand = core_demand(self.demand)
+    def schedule(self, routes: Routes) -> Schedule:
+        """The schedule of feasible routes, left-shifted."""
+        raise NotImplementedError
+
+    def routes(self, schedule: Schedule) -> Routes | None:
+        """The routes of a schedule; None where they cannot be told on this network."""
+        return None
 
     def packed(self, depth_weight: float, rounds: int, enough_us: float, seed: int) -> tuple[Routes, float]:
         """A tree per chunk (for allreduce one in and one out), timed as if links were not shared, and how long the
@@ -75,6 +80,20 @@ class Router:
     def rerouted(self, routes: Routes, target_us: float, moves: int, seed: int) -> Routes:
         """Chunks that arrive after `target_us` torn out and put back, `moves` times."""
         return Routes(*_core.reroute(self._network, self._demand, *routes.lists(), target_us, moves, True, seed))
+
+
+@dataclass
+class Router(RouteSearch):
+    """Routes on `topology`, on the direct paths and those in `extra`."""
+
+    extra: Iterable[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        usual = [path.links for path in direct_paths(self.topology)]
+        self.paths = list(dict.fromkeys((*usual, *self.extra)))
+        self.turns = turns([chunk.origin for chunk in self.demand.chunks])
+        self._network = core_network(self.topology, self.paths)
+        self._demand = core_demand(self.demand)
 
     def routes(self, schedule: Schedule) -> Routes:
         """The routes of a schedule whose paths are all known here."""
@@ -95,6 +114,16 @@ class Router:
         if self.demand.reducing:
             schedule = Schedule(self.topology, self.demand, tuple(_merging(schedule)), routes.finish_us)
         return schedule.retimed()
+
+
+def turns(origins: Iterable[Hashable]) -> NDArray[np.float64]:
+    """0 … 1: each chunk's turn among those of its origin or, where all ranks are the origin, among all."""
+    taken: dict[Hashable, int] = {}
+    turn = []
+    for origin in origins:
+        turn.append(taken.get(origin, 0))
+        taken[origin] = turn[-1] + 1
+    return np.array(turn, dtype=np.float64) / max(1, max(taken.values(), default=1) - 1)
 
 
 def _merging(schedule: Schedule) -> Iterator[Send]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -12,18 +14,26 @@ from ..collective.demand import Demand
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
-from ..topology.translations import Indices, Translations, gpu_translations, host_translations
+from ..topology.translations import Indices, Translations, block_translations, host_translations
+from .bounds import lower_bounds
 from .greedy import search_stage
 from .incumbent import Incumbent
-from .quotient import Quotient, QuotientSends, Timeline, played
+from .quotient import Quotient, QuotientSends, Timeline, played, wanted
+from .routes import Routes, RouteSearch, turns
 from .settings import Settings
+from .trees import Field, tournament
 
 #: Collectives that ask the same of every GPU.
 COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
 #: Work per round of the search over chunk counts, in about microseconds of one core.
 EFFORT = 5.0e5
 #: The part of the time that is left which this search may take.
-SHARE = 0.3
+SHARE = 0.15
+TREES_SHARE = 0.6
+#: How many parts may share a link, on average, where parts hardly do.
+HARDLY = 1.5
+#: The gap at which other parts are not tried.
+ENOUGH = 2e-3
 #: Ways between GPUs beyond which a trial takes seconds, and is only worth it for a larger gap than this.
 MANY_WAYS = 20_000
 GOOD = 0.05
@@ -33,26 +43,37 @@ MOST_WAYS = 150_000
 
 @dataclass(frozen=True, eq=False)
 class SymmetricSearch:
-    """The greedy search on a topology that looks the same from all its GPUs, or all its hosts.
+    """The greedy search on a topology that looks the same from all its GPUs, or from all blocks of so many.
 
     Where translations keep any two sends of part 0 apart they keep all copies apart, so that the whole takes as long
     as the part (SyCCL, SIGCOMM 2025). Where several parts share a link it is played, which tells how long it takes.
     """
 
     quotient: Quotient
-    _best_us: dict[int, float] = field(default_factory=dict)
+    #: What was best for each chunk count.
+    found: dict[int, QuotientSends] = field(default_factory=dict)
 
     @classmethod
     def of(cls, topology: Topology) -> SymmetricSearch | None:
-        """None where there is no symmetry, or too many ways to search."""
-        translations = gpu_translations(topology) or host_translations(topology)
-        if translations is None or topology.nranks**2 > MOST_WAYS:
-            return None
-        pairs = ((source, target) for source in translations.ranks[0].tolist() for target in range(topology.nranks))
-        paths = tuple(path.links for path in direct_paths(topology, frozenset(pairs)))
-        if len(paths) * translations.count > MOST_WAYS:
-            return None
-        return cls(Quotient(translations, tuple(range(translations.ranks.shape[1])), paths, {}))
+        """The best of `all_of`; None where there is no symmetry, or too many ways to search."""
+        return next(iter(cls.all_of(topology)), None)
+
+    @classmethod
+    def all_of(cls, topology: Topology) -> list[SymmetricSearch]:
+        """That of the smallest parts that hardly share links and, where even smaller ones do share, theirs."""
+        found: list[SymmetricSearch] = []
+        for translations in chain(block_translations(topology), filter(None, (host_translations(topology),))):
+            if topology.nranks**2 > MOST_WAYS:
+                break
+            pairs = ((source, target) for source in translations.ranks[0].tolist() for target in range(topology.nranks))
+            paths = tuple(path.links for path in direct_paths(topology, frozenset(pairs)))
+            if len(paths) * translations.count > MOST_WAYS:
+                break
+            search = cls(Quotient(translations, tuple(range(translations.ranks.shape[1])), paths, {}))
+            if search.quotient.sharing <= HARDLY:
+                return [search, *found[:1]]
+            found.append(search)
+        return found[:1]
 
     @property
     def nways(self) -> int:
@@ -61,7 +82,7 @@ class SymmetricSearch:
 
     def cost(self, demand: Demand) -> float:
         """A trial's work, in about microseconds."""
-        chunks = self._chunks(demand)
+        chunks = self.chunks(demand)
         sends = sum(len(want) for _, _, want in chunks)
         n = self.quotient.nranks
         return 300 + sends * (1 + 0.015 * self.nways + 0.015 * len(chunks) + 0.001 * n * n)
@@ -71,15 +92,17 @@ class SymmetricSearch:
     ) -> Iterator[Schedule]:
         """A schedule for each seed that gives a better one than those before."""
         for seed in seeds:
-            sends = self.quotient.searched(self._chunks(demand), seed, deadline_us(seed))
-            if sends.finish_us < self._best_us.get(demand.nchunks, inf) * (1 - 1e-12):
-                self._best_us[demand.nchunks] = sends.finish_us
-                yield self._lifted(demand, sends)
+            sends = self.quotient.searched(self.chunks(demand), seed, deadline_us(seed))
+            best = self.found.get(demand.nchunks)
+            if best is None or sends.finish_us < best.finish_us * (1 - 1e-12):
+                self.found[demand.nchunks] = sends
+                yield self.lifted(demand, sends)
 
     # -- one part's chunks, and everybody's ------------------------------------------------------------
 
-    def _chunks(self, demand: Demand) -> list[tuple[float, int, tuple[int, ...]]]:
-        """Part 0's chunks: of every GPU (position) for all, or for every other one."""
+    def chunks(self, demand: Demand) -> list[tuple[float, int, tuple[int, ...]]]:
+        """Part 0's chunks: (bytes, GPU that has it, GPUs that want it), of every position for all, or for every other
+        GPU."""
         n, width = self.quotient.nranks, len(self.quotient.positions)
         nbytes = demand.chunks[0].bytes
         if demand.collective == "allgather":
@@ -103,7 +126,8 @@ class SymmetricSearch:
             shares = shares.reshape(len(ranks), -1).T
         return np.asarray((shares[:, None, :] * c + np.arange(c)[None, :, None]).reshape(-1, len(ranks)))
 
-    def _lifted(self, demand: Demand, sends: QuotientSends) -> Schedule:
+    def lifted(self, demand: Demand, sends: QuotientSends) -> Schedule:
+        """Every part's sends, played."""
         translations = self.quotient.translations
         ids = self._chunk_ids(demand, translations)
         path, part = np.divmod(sends.way, translations.count)
@@ -116,16 +140,59 @@ class SymmetricSearch:
         )
 
 
+@dataclass
+class SymmetricRouter(RouteSearch):
+    """Routes of part 0's chunks on the quotient of a symmetric topology: all others take the same, moved round."""
+
+    search: SymmetricSearch
+
+    def __post_init__(self) -> None:
+        chunks = self.search.chunks(self.demand)
+        self.paths = self.search.quotient.ways
+        self.turns = turns(
+            origin if self.demand.collective == "allgather" else i for i, (_, origin, _) in enumerate(chunks)
+        )
+        self._network = self.search.quotient.core
+        self._demand = wanted(chunks)
+
+    def routes(self, schedule: Schedule) -> Routes | None:
+        """Those of the greedy search, whatever the schedule."""
+        found = self.search.found.get(schedule.demand.nchunks)
+        return None if found is None else Routes(found.chunk, found.way, found.start_us, found.arrival_us)
+
+    def schedule(self, routes: Routes) -> Schedule:
+        return self.search.lifted(
+            self.demand, QuotientSends(routes.chunk, routes.way, routes.start_us, routes.arrival_us)
+        )
+
+
 def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
     """Every stage of a problem that is symmetric, over the chunk counts."""
     incumbent.phase = "symmetry"
     if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
         return
     for i, stage in enumerate(incumbent.stages):
-        search = SymmetricSearch.of(stage.topology)
-        if search is None or search.cost(stage.demand(1)) > SHARE / 4 * 1e6 * incumbent.seconds_left:
-            return
-        if search.nways > MANY_WAYS and incumbent.closed(GOOD):
-            return
-        incumbent.tell()
-        search_stage(incumbent, i, search, settings, EFFORT, SHARE)
+        for search in SymmetricSearch.all_of(stage.topology):
+            if incumbent.closed(ENOUGH) or search.cost(stage.demand(1)) > SHARE / 4 * 1e6 * incumbent.seconds_left:
+                break
+            if search.nways > MANY_WAYS and incumbent.closed(GOOD):
+                break
+            incumbent.tell()
+            search_stage(incumbent, i, search, settings, EFFORT, SHARE)
+            tournament(_field(incumbent, i, search, settings), settings)
+
+
+def _field(incumbent: Incumbent, i: int, search: SymmetricSearch, settings: Settings) -> Field:
+    """Trees for part 0's chunks of stage `i`, in the stage's part of a share of the time that is left."""
+    stage = incumbent.stages[i]
+    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
+    finish_by = time.monotonic() + TREES_SHARE * incumbent.seconds_left / (len(incumbent.stages) - i)
+    return Field(
+        tuple(stage.demand(c) for c in counts),
+        lambda demand: SymmetricRouter(stage.topology, demand, search),
+        incumbent.parts[i],
+        lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+        lambda part: incumbent.offer(i, part),
+        lambda: incumbent.best is not None and (incumbent.closed() or time.monotonic() >= finish_by),
+        lambda: finish_by - time.monotonic(),
+    )

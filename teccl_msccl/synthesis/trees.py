@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import inf, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..collective.demand import Demand
 from ..errors import Refused
@@ -17,13 +17,13 @@ from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from .bounds import lower_bounds
 from .incumbent import Incumbent
-from .routes import Router, Routes
+from .routes import Router, Routes, RouteSearch
 from .settings import Settings
 
 #: What a tree's depth counts against the load of its links; deep trees have the throughput, shallow ones the latency.
-DEPTH_WEIGHTS = (0.03, 0.3, 3.0)
+DEPTH_WEIGHTS = (0.01, 0.1, 1.0)
 #: Times that every tree is grown anew while they are packed.
-PACKING_ROUNDS = 8
+PACKING_ROUNDS = 16
 #: Chunk counts for which trees are packed: the best so far and, of those that do about as well, the larger.
 MOST_PACKED = 4
 ALIKE = 0.05
@@ -46,11 +46,11 @@ SECONDS_PER_UNIT = 5e-8
 
 @dataclass(frozen=True)
 class Field:
-    """A demand to be met, split in several ways, schedules `known` by nchunks, whom to tell of better ones, when to
-    stop."""
+    """A demand to be met, split in several ways, where to route each, schedules `known` by nchunks, whom to tell of
+    better ones, when to stop."""
 
-    topology: Topology
     demands: tuple[Demand, ...]
+    router: Callable[[Demand], RouteSearch]
     known: Mapping[int, Schedule]
     floor_us: float
     improved: Callable[[Schedule], None]
@@ -62,7 +62,7 @@ class Field:
 class Contender:
     """Routes on their way to better ones."""
 
-    router: Router
+    router: RouteSearch
     routes: Routes
     seed: int
     rounds: int = 0
@@ -88,7 +88,7 @@ class Contender:
     @property
     def units_per_move(self) -> float:
         """Two or three chunks are put back on their hops or, as often, grown over all paths."""
-        hops = len(self.routes.chunk) / max(1, len(self.router.demand.chunks))
+        hops = len(self.routes.chunk) / max(1, len(self.router.turns))
         return 2.5 * (hops + 0.5 * len(self.router.paths))
 
 
@@ -114,10 +114,11 @@ def _fields(incumbent: Incumbent, settings: Settings) -> Iterator[Field]:
         return finish_by - time.monotonic() if incumbent.best is not None else inf
 
     if problem.named and len(incumbent.stages) > 1:
+        whole = {nchunks: schedule for nchunks, (_, schedule) in incumbent.whole.items()}
         yield Field(
-            problem.topology,
             tuple(problem.demand(c) for c in counts),
-            {nchunks: schedule for nchunks, (_, schedule) in incumbent.whole.items()},
+            partial(_router, problem.topology, whole),
+            whole,
             incumbent.bound_us,
             incumbent.offer_whole,
             done,
@@ -126,14 +127,19 @@ def _fields(incumbent: Incumbent, settings: Settings) -> Iterator[Field]:
         return
     for i, stage in enumerate(incumbent.stages):
         yield Field(
-            stage.topology,
             tuple(stage.demand(c) for c in counts),
+            partial(_router, stage.topology, incumbent.parts[i]),
             incumbent.parts[i],
             lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
             lambda part, i=i: incumbent.offer(i, part),  # type: ignore[misc]
             done,
             seconds_left,
         )
+
+
+def _router(topology: Topology, known: Mapping[int, Schedule], demand: Demand) -> Router:
+    schedule = known.get(demand.nchunks)
+    return Router(topology, demand, () if schedule is None else {send.path for send in schedule.sends})
 
 
 def tournament(field: Field, settings: Settings) -> None:
@@ -167,19 +173,18 @@ def tournament(field: Field, settings: Settings) -> None:
 
 def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> Iterable[Contender]:
     """What is known and what is packed, best first; packing stops where it would not end in time."""
-    routers = {}
+    routers = {demand.nchunks: field.router(demand) for demand in field.demands}
     contenders: list[Contender] = []
-    for demand in field.demands:
-        known = field.known.get(demand.nchunks)
-        routers[demand.nchunks] = Router(field.topology, demand, _paths(known))
-        if known is not None:
-            router = routers[demand.nchunks]
-            contenders.append(Contender(router, router.routes(known), settings.seed))
+    for nchunks, router in routers.items():
+        known = field.known.get(nchunks)
+        routes = None if known is None else router.routes(known)
+        if routes is not None:
+            contenders.append(Contender(router, routes, settings.seed))
     pace = SECONDS_PER_UNIT
     for demand in _promising(field)[:MOST_PACKED]:
         router = routers[demand.nchunks]
         depths = len(DEPTH_WEIGHTS)
-        units = depths * PACKING_ROUNDS * len(demand.chunks) * (len(router.paths) + field.topology.nranks**2)
+        units = depths * PACKING_ROUNDS * len(router.turns) * (len(router.paths) + router.topology.nranks**2)
         if contenders and (units * pace > 0.3 * field.seconds_left() or field.done()):
             continue
         began = time.monotonic()
@@ -188,10 +193,6 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         pace = (time.monotonic() - began) / units
     contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
     return contenders[:MOST_CONTENDERS]
-
-
-def _paths(schedule: Schedule | None) -> set[tuple[int, ...]]:
-    return set() if schedule is None else {send.path for send in schedule.sends}
 
 
 def _promising(field: Field) -> list[Demand]:
@@ -208,26 +209,15 @@ def _promising(field: Field) -> list[Demand]:
     return sorted(field.demands, key=rank)
 
 
-def _planted(router: Router, depth_weight: float, floor_us: float, seed: int) -> Routes:
+def _planted(router: RouteSearch, depth_weight: float, floor_us: float, seed: int) -> Routes:
     """Packed trees, played: all chunks at once, as late as the bound allows or in turns, whichever is best."""
     try:
         trees, _ = router.packed(depth_weight, PACKING_ROUNDS, 0.0, seed)
     except ValueError as error:
         raise Refused(f"{router.topology.name}: {error}") from None
-    nchunks = len(router.demand.chunks)
-    height = np.zeros(nchunks)
+    height = np.zeros(len(router.turns))
     np.maximum.at(height, trees.chunk, trees.arrival_us)
     spare = np.maximum(0.0, floor_us - height)
-    delays = (np.zeros(nchunks), spare, spare * _turns(router.demand))
+    delays = (np.zeros_like(height), spare, spare * router.turns)
     played = [router.justified(trees.delayed(delay), shared=True, rounds=-1) for delay in delays]
     return router.justified(min(played, key=lambda routes: routes.finish_us))
-
-
-def _turns(demand: Demand) -> NDArray[np.float64]:
-    """0 … 1: the chunk's turn among those of its origin or, where all ranks are the origin, among all."""
-    turns: dict[tuple[int, ...], int] = {}
-    turn = np.zeros(len(demand.chunks))
-    for chunk in demand.chunks:
-        turn[chunk.id] = turns.get(chunk.origin, 0)
-        turns[chunk.origin] = turns.get(chunk.origin, 0) + 1
-    return turn / max(1, max(turns.values()) - 1)

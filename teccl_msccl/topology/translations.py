@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,9 +68,14 @@ def host_translations(topology: Topology) -> Translations | None:
     return _translations(topology, parts) if len(parts) > 1 and len(kinds) == 1 else None
 
 
-def gpu_translations(topology: Topology) -> Translations | None:
-    """Translations of single GPUs, None where none are found that take each GPU to each other."""
-    return _translations(topology, [[gpu] for gpu in topology.gpus]) if topology.nranks > 1 else None
+def block_translations(topology: Topology) -> Iterator[Translations]:
+    """Translations of equal blocks of consecutive GPUs, the smallest first (at best single GPUs)."""
+    for width in range(1, topology.nranks // 2 + 1):
+        if topology.nranks % width == 0:
+            blocks = [list(topology.gpus[first : first + width]) for first in range(0, topology.nranks, width)]
+            found = _translations(topology, blocks)
+            if found is not None:
+                yield found
 
 
 def _translations(topology: Topology, parts: list[list[int]]) -> Translations | None:
