@@ -141,12 +141,14 @@ def allreduce_by_pairs() -> Schedule:
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
-    "ring allgather": lambda: lower(ring(3), protocol="Simple", spread=1),
-    "alltoall on a line": lambda: lower(alltoall_on_a_line(3), protocol="LL", spread=1),
-    "alltoall out of place": lambda: lower(alltoall_on_a_line(3), mode="outofplace", protocol="LL128", spread=1),
-    "reduce by a tree": lambda: lower(reduce_by_a_tree(), protocol="Simple", spread=1),
-    "allreduce by pairs": lambda: lower(allreduce_by_pairs(), protocol="Simple", spread=1),
-    "scatter on a line": lambda: lower(scatter_on_a_line(), protocol="LL", spread=1),
+    "ring allgather": lambda: lower(ring(3), protocol="Simple", spread=1, fuse=False),
+    "alltoall on a line": lambda: lower(alltoall_on_a_line(3), protocol="LL", spread=1, fuse=False),
+    "alltoall out of place": lambda: lower(
+        alltoall_on_a_line(3), mode="outofplace", protocol="LL128", spread=1, fuse=False
+    ),
+    "reduce by a tree": lambda: lower(reduce_by_a_tree(), protocol="Simple", spread=1, fuse=False),
+    "allreduce by pairs": lambda: lower(allreduce_by_pairs(), protocol="Simple", spread=1, fuse=False),
+    "scatter on a line": lambda: lower(scatter_on_a_line(), protocol="LL", spread=1, fuse=False),
 }
 
 

@@ -21,7 +21,8 @@ class Action:
     in the connection's order and `turn` in the order of all the program's arrivals, the same for both ends.
     `start_us`, `arrival_us`, `nbytes` and `links` are the schedule's. Local copies come before all else, but for the
     actions of a `lane`, which are one threadblock's work. `after` holds the earlier actions of the rank that this
-    one waits for, always with earlier turns.
+    one waits for, always with earlier turns. `onward` is the connection that a fused step sends over, and the place in
+    it.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Action:
     nbytes: float = 0.0
     links: tuple[int, ...] = ()
     lane: int | None = None
+    onward: tuple[tuple[int, int, int], int] | None = None
     after: list[Action] = field(default_factory=list, repr=False)
 
     @property

@@ -11,6 +11,8 @@ from ..errors import Refused
 from .targets import Target
 
 Connection = tuple[int, int, int]
+#: A connection on one channel: sender, receiver, channel.
+Stream = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class ChannelPlan:
         """The channel of the connection's transfer at `position`."""
         channels = self.of[connection]
         return channels[position % len(channels)]
+
+    def stream(self, connection: Connection, position: int) -> Stream:
+        """What the connection's transfer at `position` is part of."""
+        return (*connection[:2], self.channel(connection, position))
 
 
 def assign_channels(widths: Mapping[Connection, int], target: Target) -> ChannelPlan:

@@ -12,6 +12,8 @@ from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan
 from .channels import Connection, Transfer, assign_channels, halved, most_threadblocks, widths_for
+from .dependencies import order_hazards
+from .fusion import FusedRank, fuse
 from .pacing import paced
 from .placement import Layout
 from .program import Gpu
@@ -36,8 +38,8 @@ class Fitted:
 class Fitter:
     """Builds the threadblocks of one schedule's plans, for one target."""
 
-    def __init__(self, schedule: Schedule, plans: Sequence[RankPlan], target: Target) -> None:
-        self.schedule, self.plans, self.target = schedule, plans, target
+    def __init__(self, schedule: Schedule, plans: Sequence[RankPlan], target: Target, modes: frozenset[str]) -> None:
+        self.schedule, self.plans, self.target, self.modes = schedule, plans, target, modes
         self.layout = Layout(schedule.demand)
         self.transfers = [
             Transfer(action.connection, action.nbytes, action.start_us, action.arrival_us)
@@ -47,12 +49,13 @@ class Fitter:
         ]
         self.waits = cache(self._waits)
 
-    def fit(self, credits: int, spread: int = 1, pace: str = "none") -> Fitted:
+    def fit(self, credits: int, spread: int = 1, pace: str = "none", fused: bool = False) -> Fitted:
         """As many channels as keep the schedule's pace, times `spread`; half of that, and so on, until a GPU can run
         all threadblocks at once and the target takes them. Where one channel is too much, sends to a peer and
         receives from it share a threadblock.
 
-        `pace`: one of PACES. Raises `Refused` when nothing fits.
+        `pace`: one of PACES; `fused`: what is passed on is, where sends and receives of a peer have their own
+        threadblocks. Raises `Refused` when nothing fits.
         """
         schedule = self.schedule
         needed = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
@@ -65,7 +68,7 @@ class Fitter:
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
         for narrow, crew in self._attempts(widths):
             try:
-                fitted = self._build(narrow, crew, pace)
+                fitted = self._build(narrow, crew, pace, fused and not crew.paired)
             except Refused as error:
                 refusal = error
                 continue
@@ -92,17 +95,17 @@ class Fitter:
         then = [a for a, need in zip(attempts, needs, strict=True) if most < need <= self.target.max_threadblocks]
         yield from first or then or attempts[-1:]
 
-    def _build(self, wanted: Mapping[Connection, int], crew: Crew, pace: str) -> Fitted:
+    def _build(self, wanted: Mapping[Connection, int], crew: Crew, pace: str, fused: bool) -> Fitted:
         """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
         Raises `Refused` when the target does not take them."""
         waits_of = self.waits(pace)
         widths = dict(wanted)
         while True:
             channels = assign_channels(widths, self.target)
-            built = [
-                build_rank(plan.actions, channels, crew, self.target, waits)
-                for plan, waits in zip(self.plans, waits_of, strict=True)
-            ]
+            ranks = [FusedRank(plan.actions, waits, {}) for plan, waits in zip(self.plans, waits_of, strict=True)]
+            if fused:
+                ranks = [fuse(rank.actions, channels, rank.waits, self._order_hazards) for rank in ranks]
+            built = [build_rank(r.actions, channels, crew, self.target, r.waits, r.joined) for r in ranks]
             crowded = [rank.crowded for rank in built if rank.crowded]
             if not crowded:
                 break
@@ -116,6 +119,9 @@ class Fitter:
         )
         _check_size(gpus, self.target)
         return Fitted(gpus, channels.count)
+
+    def _order_hazards(self, actions: Sequence[Action]) -> None:
+        order_hazards(actions, self.layout, self.modes)
 
     def _waits(self, pace: str) -> list[Mapping[Action, Sequence[Action]]]:
         """For each rank what its sends wait for besides hazards: a link has as many sends at once as fill it."""

@@ -36,6 +36,7 @@ def lower(
     protocol: str = "auto",
     instances: int | None = None,
     spread: int | None = None,
+    fuse: bool = True,
     name: str | None = None,
 ) -> Program:
     """Lower `schedule` to a Program for `target`.
@@ -45,8 +46,9 @@ def lower(
     every connection. What is not given (or protocol "auto": Simple or LL), and whether sends wait for their turn at a
     link, the program simulator chooses for the schedule's size. Every wait of a transfer, for data, for a place, for a
     link or for the transfer before it, is for one that arrives earlier in the schedule: so the program cannot
-    deadlock with any number of credits. Raises `InputError` for an option that does not exist, `Refused` when no
-    program fits the target.
+    deadlock with any number of credits. Unless `fuse` is false, what is passed on is received and sent in one step
+    where the target has such, no time is lost, and the program is proved with the credits that its protocol has.
+    Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
     """
     if protocol not in (*PROTOCOLS, "auto"):
         raise InputError(f"unknown protocol {protocol!r}; use auto, {', '.join(PROTOCOLS)}")
@@ -69,7 +71,7 @@ def lower(
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
     paces = PACES if lowering(1, instances or 1).fitter.shares_links else PACES[:1]
     tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances).program(choice))
-    return tuning.run(protocols, paces, instances, spread)
+    return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
 
 
 def _modes(mode: str | None, target: Target) -> frozenset[str]:
@@ -111,7 +113,7 @@ class Lowering:
         self.layout = Layout(schedule.demand)
         for plan in self.plans:
             order_hazards(plan.actions, self.layout, modes)
-        self.fitter = Fitter(schedule, self.plans, target)
+        self.fitter = Fitter(schedule, self.plans, target, modes)
 
     def program(self, choice: Choice) -> Program:
         """Raises `Refused` when the target does not take it."""
@@ -122,7 +124,7 @@ class Lowering:
                 f"target {target.name} does not fence what threadblocks hand over in scratch under {choice.protocol}, "
                 f"and this program needs {scratch} chunks of it; use protocol Simple"
             )
-        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.pace)
+        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.pace, choice.fused)
         return Program(
             name=self.name[:MAX_NAME],
             collective=self.schedule.demand.collective,

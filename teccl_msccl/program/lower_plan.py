@@ -35,7 +35,7 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
     refusal: Refused | None = None
     for width in _WIDTHS:
         try:
-            program = lower(schedule, mode=mode, protocol="Simple", spread=width, instances=width)
+            program = lower(schedule, mode=mode, protocol="Simple", spread=width, instances=width, fuse=False)
             return program, execution_plan(program, hosts=hosts)
         except Refused as error:
             refusal = error
@@ -47,4 +47,5 @@ def _unicast(schedule: Schedule, mode: str) -> Program:
     """The program of the same sends where no switch copies: what the plan is compared with."""
     topology = schedule.topology
     plain = replace(topology, nodes=tuple(replace(node, multicast=False) for node in topology.nodes))
-    return lower(replace(schedule, topology=plain).retimed(), mode=mode, protocol="Simple", spread=1, instances=1)
+    unicast = replace(schedule, topology=plain).retimed()
+    return lower(unicast, mode=mode, protocol="Simple", spread=1, instances=1, fuse=False)

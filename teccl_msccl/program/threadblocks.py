@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from .actions import Action
-from .channels import ChannelPlan, Connection
+from .channels import ChannelPlan, Connection, Stream
 from .copies import in_order_of_use, share_out
 from .dependencies import necessary_waits
 from .placement import Place
@@ -35,27 +35,35 @@ class Crew:
     paired: bool = False
 
 
-#: What a threadblock does, with whom and on which channel; of local ones, the chunks a step copies, and a number.
-_Key = tuple[str, int, int]
+#: What a threadblock does, to whom it sends, from whom it receives, and on which channel; of local ones, the chunks a
+#: step copies, and a number.
+_Key = tuple[str, int, int, int]
 _Waits = Mapping[Action, Sequence[Action]]
+_Joined = Mapping[Stream, Stream]
 
 
 def build_rank(
-    actions: Sequence[Action], channels: ChannelPlan, crew: Crew, target: Target, paced: _Waits = MappingProxyType({})
+    actions: Sequence[Action],
+    channels: ChannelPlan,
+    crew: Crew,
+    target: Target,
+    paced: _Waits = MappingProxyType({}),
+    joined: _Joined = MappingProxyType({}),
 ) -> BuiltRank:
-    """One threadblock per connection, direction and channel (of a pair of ranks, if the crew is paired), and those
-    for local copies and reductions (more if they must).
+    """One threadblock per connection, direction and channel (of a pair of ranks, if the crew is paired; of what is
+    sent and what is received, where they are `joined`), and those for local copies and reductions (more if they must).
 
-    `actions` are in the order of their turns, their hazards in `after`; `paced` has further waits.
+    `actions` are in an order that their waits agree with, their hazards in `after`; `paced` has further waits.
     """
+    into = {received: sent for sent, received in joined.items()}
     actions, sizes = in_order_of_use(actions)
     home = share_out(sizes, crew.copiers, target.max_steps)
     reducer = _reducers(actions, crew.reducers, target.max_steps)
 
     def key(action: Action) -> _Key:
         if action.connection is not None:
-            return _transfer_key(action, channels, crew.paired)
-        return ("local", *home[action]) if action.lane is None else ("reduce", 0, reducer[action.lane])
+            return _transfer_key(action, channels, crew.paired, joined, into)
+        return ("local", *home[action], 0) if action.lane is None else ("reduce", 0, reducer[action.lane], 0)
 
     keys = {action: key(action) for action in actions}
     members: dict[_Key, list[Action]] = defaultdict(list)
@@ -68,17 +76,35 @@ def build_rank(
     crowded: dict[Connection, int] = {}
     for block in blocks:
         if len(steps[block]) > target.max_steps:
-            for connection in {action.connection for action in members[block] if action.connection is not None}:
+            for connection in {each for action in members[block] for each in _connections(action)}:
                 crowded[connection] = max(crowded.get(connection, 0), len(steps[block]))
     return BuiltRank(tuple(_threadblock(block, steps[block]) for block in blocks), crowded)
 
 
-def _transfer_key(action: Action, channels: ChannelPlan, paired: bool) -> _Key:
+def _connections(action: Action) -> Iterator[Connection]:
+    if action.connection is not None:
+        yield action.connection
+    if action.onward is not None:
+        yield action.onward[0]
+
+
+def _transfer_key(action: Action, channels: ChannelPlan, paired: bool, joined: _Joined, into: _Joined) -> _Key:
     assert action.connection is not None
-    src, dst, _ = action.connection
-    channel = channels.channel(action.connection, action.position)
-    way, peer = ("send", dst) if action.type == "s" else ("recv", src)
-    return ("both" if paired else way, peer, channel)
+    stream = channels.stream(action.connection, action.position)
+    src, dst, channel = stream
+    if action.type == "s":
+        peers, other = (dst, -1), joined.get(stream)
+        if other is not None:
+            return ("through", dst, other[0], channel)
+    else:
+        peers, other = (-1, src), into.get(stream)
+        if other is not None:
+            return ("through", other[1], src, channel)
+    return (
+        ("both", max(peers), max(peers), channel)
+        if paired
+        else ("send" if action.type == "s" else "recv", *peers, channel)
+    )
 
 
 def _reducers(actions: Sequence[Action], wanted: int, max_steps: int) -> dict[int, int]:
@@ -131,9 +157,8 @@ def _action_steps(action: Action, waits: Sequence[tuple[int, int]], waited: bool
 
 
 def _threadblock(key: _Key, steps: tuple[Step, ...]) -> Threadblock:
-    way, peer, channel = key
-    if way not in ("send", "recv", "both"):
+    way, to, by, channel = key
+    if way in ("local", "reduce"):
         return Threadblock(send=-1, recv=-1, chan=0, steps=steps)
-    sends = way == "send" or (way == "both" and any(step.type in SENDING for step in steps))
-    receives = way == "recv" or (way == "both" and any(step.type in RECEIVING for step in steps))
-    return Threadblock(send=peer if sends else -1, recv=peer if receives else -1, chan=channel, steps=steps)
+    sends, receives = (any(step.type in kind for step in steps) for kind in (SENDING, RECEIVING))
+    return Threadblock(send=to if sends else -1, recv=by if receives else -1, chan=channel, steps=steps)

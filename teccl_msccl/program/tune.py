@@ -20,6 +20,8 @@ MULTIPLES = (2, 4, 8)
 MOST_ROUNDS = 64
 #: What a larger program has to gain.
 WORTHWHILE = 0.02
+#: Times that differ by less are equal.
+SAME = 1e-9
 #: Sends in all the programs that are tried for one schedule: a few seconds' worth.
 MOST_SENDS_TO_TRY = 50_000
 
@@ -27,13 +29,15 @@ MOST_SENDS_TO_TRY = 50_000
 @dataclass(frozen=True)
 class Choice:
     """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
-    side, or in rounds one after the other, and the multiple of the channels that keep the pace."""
+    side, or in rounds one after the other, the multiple of the channels that keep the pace, and whether what is passed
+    on is received and sent in one step."""
 
     protocol: str
     pace: str = "none"
     instances: int = 1
     rounds: int = 1
     spread: int = 1
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,12 @@ class Tuning:
         self._spent = 0
         self._refusal = Refused(f"{schedule.demand.collective}: nothing to lower")
 
-    def run(self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None) -> Program:
-        """Choose one thing after the other: the protocol, how sends wait for their turn (one of `paces`), and
-        instances and channels where they are not given. Raises `Refused` when nothing fits."""
+    def run(
+        self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None, fuse: bool
+    ) -> Program:
+        """Choose one thing after the other: the protocol, how sends wait for their turn (one of `paces`),
+        instances and channels where they are not given, and whether to fuse steps, if the target has such (`fuse`).
+        Raises `Refused` when nothing fits."""
         self._choose_protocol(Choice(protocol, instances=instances or 1, spread=spread or 1) for protocol in protocols)
         self._offer(replace(self.best.choice, pace=pace) for pace in paces[1:])
         self._unroll(paces)
@@ -65,6 +72,8 @@ class Tuning:
             self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
         if spread is None:
             self._multiply(lambda choice, by: replace(choice, spread=choice.spread * by))
+        if fuse:
+            self._simplify(replace(self.best.choice, fused=True))
         return self.best.program
 
     def _choose_protocol(self, choices: Iterable[Choice]) -> None:
@@ -118,6 +127,32 @@ class Tuning:
             if self._good_enough or not self._offer([more]) or self.best.choice != more:
                 break
 
+    def _simplify(self, choice: Choice) -> None:
+        """Take a program of fewer steps that is as fast, also with its protocol's efficiency and latency, and that
+        hangs at no size."""
+        if self._spent + self._cost(choice) > MOST_SENDS_TO_TRY:
+            return
+        tried = self._try(choice)
+        if (
+            tried is not None
+            and _size(tried.program) < _size(self.best.program)
+            and tried.finish_us <= self.best.finish_us * (1 + SAME)
+            and self._simulated(tried.program, neutral=False).finish_us
+            <= self._simulated(self.best.program, neutral=False).finish_us * (1 + SAME)
+            and self._finishes_at_any_size(tried.program)
+        ):
+            self._best = tried
+
+    def _finishes_at_any_size(self, program: Program) -> bool:
+        """Whether it does where it is hardest: with every chunk in a slot of its own. When anything happens does not
+        matter to that, as threadblocks take turns at nothing (Kahn 1974)."""
+        nbytes = PROTOCOL[program.protocol].slot_bytes * program.chunks_per_size
+        try:
+            simulate(program, self.schedule.topology, nbytes)
+        except Refused:
+            return False
+        return True
+
     def _offer(self, choices: Iterable[Choice]) -> bool:
         """Try one after the other until it keeps the schedule's time, keep the best if it is worth its while, and say
         whether any fits. What would take too long is left out."""
@@ -136,10 +171,10 @@ class Tuning:
         self._spent += self._cost(choice)
         try:
             program = self.build(choice)
+            return _Tried(choice, program, self._simulated(program, neutral=True).finish_us)
         except Refused as refusal:
             self._refusal = refusal
             return None
-        return _Tried(choice, program, self._simulated(program, neutral=True).finish_us)
 
     def _simulated(self, program: Program, neutral: bool) -> ProgramTiming:
         return simulate(program, self.schedule.topology, self.schedule.demand.size_bytes, neutral=neutral)
@@ -151,6 +186,11 @@ class Tuning:
     def _good_enough(self) -> bool:
         """Whether the program is as fast as the schedule."""
         return self.best.finish_us <= self.schedule.finish_us * (1 + WORTHWHILE / 2)
+
+
+def _size(program: Program) -> int:
+    """Its steps."""
+    return sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
 
 
 def _likely(paces: Sequence[str]) -> Sequence[str]:

@@ -159,7 +159,7 @@ def _synthesized(topology: Topology, collective: str, nbytes: int, root: int) ->
     synthesis = run(
         Problem(topology, collective, float(nbytes), root), settings, method="greedy", time_limit=SEARCH_SECONDS
     )
-    program = lower(synthesis.schedule, "executor", protocol="Simple", instances=1, spread=1)
+    program = lower(synthesis.schedule, "executor", protocol="Simple", instances=1, spread=1, fuse=False)
     verdict = check(program, root=synthesis.schedule.demand.root)
     if not verdict.ok:
         raise Refused(f"the program synthesized in {time.monotonic() - began:.1f} s does not pass the checker")
