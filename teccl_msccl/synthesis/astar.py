@@ -133,7 +133,7 @@ def _round(grid: EpochGrid, state: _State, epochs: range, solver: str, seconds: 
     outcome = solve(model, solver, seconds=seconds, threads=1, seed=seed)
     if outcome.objective is None:
         return False
-    chosen = [key for key, send in sends.items() if send.x is not None and send.x > 0.5]
+    chosen = [key for key, send in sends.items() if outcome.chosen(send)]
     for key in chosen:
         state.take(grid, key)
     return bool(chosen)

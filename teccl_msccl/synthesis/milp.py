@@ -98,7 +98,7 @@ class Milp:
         bound = self._epochs_bound(outcome)
         if outcome.objective is None:
             return MilpResult(None, outcome, None, bound)
-        chosen = [key for key, send in sends.items() if isinstance(send, int) or (send.x is not None and send.x > 0.5)]
+        chosen = [key for key, send in sends.items() if isinstance(send, int) or outcome.chosen(send)]
         schedule = self._read(chosen)
         epochs = max((k + self._arrival(p, k) for _, p, k in chosen), default=0)
         return MilpResult(schedule, outcome, epochs, bound)

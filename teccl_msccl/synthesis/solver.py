@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import mip
@@ -18,12 +25,15 @@ from ..errors import InputError
 logging.getLogger("mip").addHandler(logging.NullHandler())
 
 SOLVERS = {"cbc": mip.CBC, "highs": mip.HIGHS}
+#: Seconds, and the share of its time, that a solver may take beyond what it was given before it is ended.
+GRACE_S = 1.0
+GRACE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a solve ended. `status` is optimal, feasible, infeasible or none (nothing found in time); objective and
-    dual bound are None where the solver has none."""
+    """How a solve ended. `status` is optimal, feasible, infeasible or none (nothing found in time, or the solver
+    failed); objective and dual bound are None where the solver has none. `values`: the best solution, by column."""
 
     solver: str
     status: str
@@ -31,6 +41,11 @@ class Outcome:
     rows: int
     objective: float | None
     dual_bound: float | None
+    values: tuple[float, ...] = field(default=(), repr=False)
+
+    def chosen(self, variable: Any) -> bool:
+        """Whether the solution has the binary variable at one."""
+        return bool(self.values) and self.values[variable.idx] > 0.5
 
 
 def new_model(solver: str) -> Any:
@@ -47,10 +62,64 @@ def new_model(solver: str) -> Any:
 
 
 def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 0) -> Outcome:
-    """Optimize for at most `seconds` and say how it ended; the best solution found stays readable in the model."""
+    """Optimize for at most `seconds` and say how it ended, with the best solution found.
+
+    The solver runs in a process of its own: if it crashes (CBC has been seen to corrupt its heap) or does not keep its
+    time, that costs its answer and no more, and Ctrl-C need not wait for it.
+    """
     model.threads = 1 if solver == "cbc" else threads  # CBC's parallel search has been seen to hang past its limit
     model.seed = seed % 2**31
-    with _silence():
+    nothing = Outcome(solver, "none", model.num_cols, model.num_rows, None, None)
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return _optimized(model, solver, seconds)
+    _prepare(solver)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_answer, args=(theirs, model, solver, seconds), daemon=True
+    )
+    with _ended(process):
+        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the child runs none of their code
+            process.start()
+        theirs.close()
+        with ours:
+            try:
+                in_time = ours.poll(seconds * (1 + GRACE_SHARE) + GRACE_S)
+                return ours.recv() if in_time else nothing
+            except EOFError:  # it died
+                return nothing
+
+
+@contextmanager
+def _ended(process: BaseProcess) -> Iterator[None]:
+    """Leave nothing running, whatever happens."""
+    try:
+        yield
+    finally:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+
+
+@cache
+def _prepare(solver: str) -> None:
+    """What python-mip works out when it first calls CBC, once for all processes."""
+    if solver == "cbc":
+        solve_linear(new_model(solver))
+
+
+def _answer(answer: Connection, model: Any, solver: str, seconds: float) -> None:
+    """In the solver's own process: Ctrl-C is its parent's, and what it says when it dies nobody's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what the parent no longer needs is not ours to tidy up
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    answer.send(_optimized(model, solver, seconds))
+
+
+def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
+    with _silence(), _uncollected():
         status = model.optimize(max_seconds=max(0.1, seconds))
     words = {
         mip.OptimizationStatus.OPTIMAL: "optimal",
@@ -67,15 +136,28 @@ def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 
         rows=model.num_rows,
         objective=float(model.objective_value) if found else None,
         dual_bound=float(model.objective_bound) if word in ("optimal", "feasible") else None,
+        values=tuple(float(variable.x) for variable in model.vars) if found else (),
     )
 
 
 def solve_linear(model: Any) -> bool:
     """Solve a linear program (dual simplex); whether it has an optimum, which is then readable in the model."""
     model.lp_method = mip.LP_Method.DUAL
-    with _silence():
+    with _silence(), _uncollected():
         status = model.optimize(relax=True)
     return bool(status == mip.OptimizationStatus.OPTIMAL)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: an old model's end would wait for a lock that cffi holds when it begins."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextmanager

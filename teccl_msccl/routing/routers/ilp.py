@@ -58,6 +58,6 @@ def route(traffic: Traffic, choice: Choice) -> list[Route]:
         raise Refused(f"ilp: CBC proved no optimum in {choice.time_limit:g} s; give --time-limit more, or use auto")
     routes: list[Route] = [None] * len(traffic.flows)
     for (i, s), variable in x.items():
-        if variable.x > 0.5:
+        if outcome.chosen(variable):
             routes[i] = s
     return routes
