@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import multiprocessing
@@ -113,8 +114,8 @@ def _answer(answer: Connection, model: Any, solver: str, seconds: float) -> None
     """In the solver's own process: Ctrl-C is its parent's, and what it says when it dies nobody's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()  # what the parent no longer needs is not ours to tidy up
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    faulthandler.disable()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     answer.send(_optimized(model, solver, seconds))
 
 
