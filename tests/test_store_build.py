@@ -313,7 +313,7 @@ def test_commands(copied, capsys, tmp_path) -> None:
     assert told(capsys, "store", "diff", tmp_path / "empty", *where)[0] == 1
     code, answer = told(capsys, "store", "env", "--runtime", "executor", "--topology", "mesh-2x3", *where)
     assert code == 0 and set(answer) == {"NCCL_MSCCL_ENABLE", "MSCCL_ALGO_DIR"}
-    assert told(capsys, "store", "env", "--runtime", "nccl", "--topology", "mesh-2x3", *where)[0] == 2
+    assert told(capsys, "store", "env", "--runtime", "nope", "--topology", "mesh-2x3", *where)[0] == 2
 
 
 def test_a_store_that_lost_its_folder_is_one_line(tmp_path) -> None:

@@ -191,17 +191,31 @@ def diff(
 @store_app.command("export")
 def export(
     topology: TopologyArgument,
-    directory: Annotated[Path, typer.Option("-o", help="A directory for the files (made if it is missing).")],
+    directory: Annotated[
+        Path, typer.Option("-o", help="A directory for the files (made if missing); a file with --tuner.")
+    ],
     hosts: HostsOption = 1,
     network: NetworkOption = None,
     target: TargetOption = "executor",
+    tuner: Annotated[
+        bool, typer.Option("--tuner", help="Instead, the NCCL tuner plugin's cost file, to the file -o.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Copy a machine's files for its ranks to a directory that a runtime can be pointed at, each checked first."""
+    from ..files import check_writable, write_text
     from ..store.launch import exported
     from ..store.store import Store
+    from ..store.tuner_file import cost_file
 
     machine = machine_of(Store(store), topology, hosts, network)
+    if tuner:
+        check_writable(directory)
+        text = cost_file(machine).read_text()
+        write_text(directory, text)
+        lines = sum(line.startswith("cost ") for line in text.splitlines())
+        output.answer({"file": str(directory), "costs": lines}, lambda: print(f"{directory}: {lines} costs"))
+        return
     files = exported(machine, target, directory)
     output.answer(
         {"directory": str(directory), "files": [path.name for path in files]},

@@ -14,7 +14,7 @@ from . import output
 from .options import HostsOption, NetworkOption
 from .store import StoreOption, machine_of, store_app
 
-RuntimeOption = Annotated[str, typer.Option("--runtime", help="msccl, executor, rccl, mscclpp or torch.")]
+RuntimeOption = Annotated[str, typer.Option("--runtime", help="msccl, executor, rccl, torch or nccl.")]
 LaunchTopology = Annotated[
     str,
     typer.Option("--topology", help="As of `synth` [default: $TECCL_TOPOLOGY, else local].", envvar="TECCL_TOPOLOGY"),

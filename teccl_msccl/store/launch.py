@@ -11,9 +11,16 @@ from ..errors import InputError, Refused
 from ..files import write_text
 from ..program import xml
 from .store import Machine
+from .tuner_file import tuned
 
 #: What a runtime is told; the target whose files it takes.
-RUNTIMES: Mapping[str, str] = {"msccl": "msccl", "executor": "executor", "rccl": "rccl", "torch": "executor"}
+RUNTIMES: Mapping[str, str] = {
+    "msccl": "msccl",
+    "executor": "executor",
+    "rccl": "rccl",
+    "torch": "executor",
+    "nccl": "executor",
+}
 #: Files that a runtime loads at most.
 _MOST_FILES = {"msccl": 4, "executor": 1024, "rccl": 1024}
 #: The first ROCm whose RCCL has no MSCCL any more.
@@ -65,6 +72,8 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
             "TECCL_STORE": str(store_root.absolute()),
             "TECCL_TOPOLOGY": str((machine.folder / "topology.json").absolute()),
         }
+    if runtime == "nccl":
+        return tuned(machine)
     numbering = "-".join(map(str, machine.permutation))
     files = exported(machine, RUNTIMES[runtime], machine.folder / "exports" / f"{runtime}-{abs(hash_of(numbering)):x}")
     folder = str(files[0].parent.absolute())
