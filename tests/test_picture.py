@@ -22,13 +22,14 @@ def picture(tmp_path):
     return drawn
 
 
-def comments(svg):
-    """The texts of an SVG, which matplotlib also writes as comments."""
-    return re.findall(r"<!-- (.*?) -->", svg.decode(), re.DOTALL)
+def words(svg):
+    """The texts of an SVG, which stay words, and those with symbols, which matplotlib writes as comments."""
+    text = svg.decode()
+    return re.findall(r"<text[^>]*>(.*?)</text>", text, re.DOTALL) + re.findall(r"<!-- (.*?) -->", text, re.DOTALL)
 
 
 def test_two_hosts_show_every_node_and_class_of_links(picture):
-    texts = comments(picture("dgx-a100x2"))
+    texts = words(picture("dgx-a100x2"))
     for text in ("dgx-a100x2: 16 GPUs in 2 hosts", "host 0", "host 1", "rank 15", "NVSwitch", "rail7", "CPU1"):
         assert any(text in shown for shown in texts), text
     assert any("nvlink  240 GB/s each way" in shown and "× 16" in shown for shown in texts)

@@ -62,7 +62,8 @@ def bench(
     )
     title = f"{collective} on {machine.name}"
     if picture is not None:
-        from ..report.figures import rendered, sweep_figure
+        from ..report.figures import sweep_figure
+        from ..topology.picture import rendered
 
         write_bytes(picture, rendered(sweep_figure(rows, title), picture.suffix[1:]))
     output.answer(

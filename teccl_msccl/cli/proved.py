@@ -60,7 +60,8 @@ class ProvedProgram:
 
     def lines(self) -> list[str]:
         """The program in a few lines of a report."""
-        proofs = ", ".join(f"{proof.name} {proof.outcome}" for proof in self.verdict.proofs)
+        proved = [proof.name for proof in self.verdict.proofs if proof.outcome == "proved"]
+        others = [f"{proof.name}: {proof.outcome}" for proof in self.verdict.proofs if proof.outcome != "proved"]
         modes = [
             name for name, has in (("in place", self.program.inplace), ("out of place", self.program.outofplace)) if has
         ]
@@ -72,7 +73,8 @@ class ProvedProgram:
             f"{self.program.nchannels} channels, at most {self.threadblocks_max} threadblocks a GPU "
             f"and {self.steps_max} {steps} a threadblock, nchunksperloop {self.program.nchunks}",
             f"simulated   {self.finish_us:.3f} µs {as_what} (plus {self.launch_us:g} µs to launch)",
-            f"proved      {proofs}{deadlock}",
+            f"proved      {', '.join(proved)}{deadlock}",
+            *(f"not proved  {other}" for other in others),
         ]
 
 

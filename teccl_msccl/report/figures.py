@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .gantt import Gantt
@@ -27,22 +26,12 @@ _TALLEST = 120
 _SIZES_MARKED = 6
 
 
-def rendered(figure: Figure, ending: str) -> bytes:
-    """The picture as "svg", "png" or "pdf"; the same figure gives the same bytes."""
-    picture = io.BytesIO()
-    undated: dict[str, Any] | None = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-    figure.savefig(picture, format=ending, dpi=150, metadata=undated)
-    return picture.getvalue()
-
-
 def _figure(width: float, height: float) -> Figure:
     try:
-        import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError("pictures need matplotlib: pip install 'teccl-msccl[report]'") from None
-    mpl.rcParams["svg.hashsalt"] = "teccl-msccl"
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
-from ..topology.picture import draw
+from ..topology.picture import draw, rendered
 from .facts import Facts
-from .figures import bars_figure, gantt_figure, rendered, sweep_figure
+from .figures import bars_figure, gantt_figure, sweep_figure
 
 _BARS = 60
 

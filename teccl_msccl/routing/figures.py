@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..files import write_bytes
+from ..topology.picture import rendered
 from .experiment import Cell
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def draw(cells: Sequence[Cell], directory: Path) -> list[Path]:
         panels[0].set_ylabel(label)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="svg", metadata={"Date": None})
-        write_bytes(directory / name, picture.getvalue())
+        write_bytes(directory / name, rendered(figure, "svg"))
         written.append(directory / name)
     return written
 

@@ -16,6 +16,7 @@ from .model import Node, Topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_NODES = 600
 HOSTS_A_ROW = 4
@@ -86,10 +87,18 @@ def draw(topology: Topology, path: Path) -> None:
     _draw_frames(axes, frames)
     _draw_wires(axes, topology, at)
     _draw_nodes(axes, topology, at)
+    write_bytes(path, rendered(figure, ending))
+
+
+def rendered(figure: Figure, ending: str) -> bytes:
+    """The picture as "svg", "png" or "pdf"; the same figure gives the same bytes, and words in an SVG stay words."""
+    import matplotlib as mpl
+
     picture = io.BytesIO()
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-    figure.savefig(picture, format=ending, dpi=150, metadata=undated)
-    write_bytes(path, picture.getvalue())
+    undated: dict[str, Any] | None = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "teccl-msccl"}):
+        figure.savefig(picture, format=ending, dpi=150, metadata=undated)
+    return picture.getvalue()
 
 
 def _title(topology: Topology) -> str:
