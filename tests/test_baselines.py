@@ -23,6 +23,7 @@ from teccl_msccl.synthesis.ask import ask
 from teccl_msccl.synthesis.baselines.rings import find_rings
 from teccl_msccl.synthesis.baselines.search import ALIASES, BASELINES, baseline_schedule, offer_baselines
 from teccl_msccl.synthesis.bounds import lower_bound_us
+from teccl_msccl.synthesis.greedy import search_greedily
 from teccl_msccl.synthesis.incumbent import Incumbent
 from teccl_msccl.synthesis.portfolio import method_named
 from teccl_msccl.synthesis.problem import Problem
@@ -276,3 +277,16 @@ def test_the_heavier_tenant_goes_first():
     problem = ask(Topology.load("line-2"), "broadcast", 1e6, groups=["0,1:1", "0,1:3"])
     schedule = portfolio.run(problem, Settings(nchunks=4), method="direct").schedule
     assert [group_finish_us(schedule, number) for number in (0, 1)] == pytest.approx([40.5, 20.5])
+
+
+def test_a_baseline_that_needs_many_chunks_is_not_given_up_early():
+    """A broadcast of 100 MB round a ring takes many chunks to be fast, and is far behind with few."""
+    topology = Topology.load("ring-6")
+    theirs = run(topology, "broadcast", 1e8, method="ring").schedule.finish_us
+    incumbent = Incumbent(Problem(topology, "broadcast", 1e8), 60.0, lambda progress: None)
+    search_greedily(incumbent, Settings(nchunks=24))
+    assert theirs < incumbent.best.finish_us
+    few = baseline_schedule(topology, incumbent.problem.demand(2), BASELINES["ring"])
+    assert few.finish_us > 1.5 * incumbent.best.finish_us
+    offer_baselines(incumbent, Settings())
+    assert incumbent.best.finish_us <= theirs * (1 + 1e-9)

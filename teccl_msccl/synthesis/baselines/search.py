@@ -47,16 +47,11 @@ PATIENCE = 2
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
-#: Among other searches: up to so many sends (or, where there is a schedule, so many), while the gap is above this, so
-#: long each, and that share of the time.
+#: Among other searches: up to so many sends, while the gap is above this, so long each, and that share of the time.
 MOST_SENDS_OFFERED = 20_000
-MOST_SENDS_BESIDES = 2_000
 OFFERED_GAP = 1e-3
-OFFERED_S = 1.0
-OFFERED_SHARE = 0.1
-#: Slower than the best by this factor, more chunks must gain this share for others to be tried.
-FAR_BEHIND = 1.5
-TO_CATCH_UP = 0.2
+OFFERED_S = 2.0
+OFFERED_SHARE = 0.2
 
 
 def baseline_schedule(topology: Topology, demand: Demand, baseline: Baseline) -> Schedule:
@@ -97,8 +92,7 @@ def offer_baselines(incumbent: Incumbent, settings: Settings) -> None:
     """Every baseline that serves the problem, each in a small part of the time: what is found is then no worse."""
     wanted = sum(len(chunk.want) for chunk in incumbent.problem.demand(1).chunks)
     for name, baseline in BASELINES.items():
-        most = MOST_SENDS_OFFERED if incumbent.best is None else MOST_SENDS_BESIDES
-        if wanted > most or incumbent.closed(OFFERED_GAP):
+        if wanted > MOST_SENDS_OFFERED or incumbent.closed(OFFERED_GAP):
             return
         if incumbent.problem.collective in baseline.serves and incumbent.seconds_left:
             seconds = min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left)
@@ -122,17 +116,32 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds
     if settings.nchunks is not None:
         incumbent.offer_whole(baseline_schedule(problem.topology, problem.demand(settings.nchunks), baseline))
         return
-    best_us, idle = inf, 0
+    others_us = incumbent.best.finish_us if incumbent.best is not None else inf
+    best_us, idle, spent = inf, 0, 0.0
+    before: Schedule | None = None
     for demand in _demands(incumbent, baseline):
+        if before and spent * len(demand.chunks) / len(before.demand.chunks) > incumbent.seconds_left:
+            return
+        began = time.monotonic()
         schedule = baseline_schedule(problem.topology, demand, baseline)
         if best_us < inf and _most_transfers(schedule) > MOST_TRANSFERS:
             return
         incumbent.offer_whole(schedule)
-        behind = incumbent.best is not None and schedule.finish_us > FAR_BEHIND * incumbent.best.finish_us
-        idle = 0 if schedule.finish_us < best_us * (1 - (TO_CATCH_UP if behind else INDIFFERENCE)) else idle + 1
-        best_us = min(best_us, schedule.finish_us)
+        spent = time.monotonic() - began
+        gains = schedule.finish_us < best_us * (1 - INDIFFERENCE) and _tends_to(before, schedule) < others_us
+        idle = 0 if gains else idle + 1
+        best_us, before = min(best_us, schedule.finish_us), schedule
         if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left or time.thread_time() >= spend_by:
             return
+
+
+def _tends_to(before: Schedule | None, now: Schedule) -> float:
+    """Where more and more chunks may lead: a pipeline takes what its slowest link does, and a share of the number of
+    chunks to fill it; twice that, for what does not divide evenly."""
+    if before is None:
+        return 0.0
+    more = len(now.demand.chunks) / len(before.demand.chunks) - 1
+    return now.finish_us - 2 * max(0.0, before.finish_us - now.finish_us) / more if more > 0 else now.finish_us
 
 
 def _demands(incumbent: Incumbent, baseline: Baseline) -> Iterator[Demand]:
