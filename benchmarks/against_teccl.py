@@ -13,7 +13,7 @@ import time
 from plain_teccl import fewest_epochs
 
 from teccl_msccl.collective.demand import demand_for
-from teccl_msccl.synthesis.epochs import EpochGrid, fine_epoch_us
+from teccl_msccl.synthesis.epochs import EpochGrid, fast_epoch_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.milp import Milp
 from teccl_msccl.synthesis.solver import new_model
@@ -41,7 +41,7 @@ def main() -> None:
     for name, collective, size, nchunks in INSTANCES:
         topology = Topology.load(name)
         demand = demand_for(collective, topology.nranks, size, nchunks)
-        tau = fine_epoch_us(topology, demand)
+        tau = fast_epoch_us(topology, demand)
         began = time.perf_counter()
         start = min(GreedySearch(topology).trials(demand, range(20), 1), key=lambda schedule: schedule.finish_us)
         ours = Milp(EpochGrid(topology, demand, tau), start, "cbc").improve(seconds=LIMIT_S, threads=1)

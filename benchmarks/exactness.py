@@ -13,7 +13,7 @@ import time
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.synthesis.baselines.search import BASELINES, baseline_schedule
-from teccl_msccl.synthesis.epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
+from teccl_msccl.synthesis.epochs import EpochGrid, fast_epoch_us, slow_epoch_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.milp import Milp
 from teccl_msccl.topology.model import Topology
@@ -54,7 +54,7 @@ def main() -> None:
         start = best_heuristic(topology, demand)
         began = time.perf_counter()
         best, proved = start, False
-        for tau in dict.fromkeys((fine_epoch_us(topology, demand), coarse_epoch_us(topology, demand))):
+        for tau in dict.fromkeys((fast_epoch_us(topology, demand), slow_epoch_us(topology, demand))):
             result = Milp(EpochGrid(topology, demand, tau), start, "cbc").improve(seconds=LIMIT_S, threads=1)
             proved = proved or result.outcome.status == "optimal"
             if result.schedule is not None and result.schedule.finish_us < best.finish_us * (1 - 1e-9):

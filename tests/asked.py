@@ -13,5 +13,5 @@ from teccl_msccl.topology.model import Topology
 
 
 def run(topology: Topology, collective: str, size: str | float, root: int = 0, **ask: Any) -> portfolio.Synthesis:
-    settings = Settings(**{key: ask.pop(key) for key in ("nchunks", "solver", "seed", "jobs") if key in ask})
+    settings = Settings(**{key: ask.pop(key) for key in ("nchunks", "solver", "epochs", "seed", "jobs") if key in ask})
     return portfolio.run(Problem(topology, collective_named(collective), parse_size(size), root), settings, **ask)

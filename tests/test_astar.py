@@ -10,12 +10,12 @@ from strategies import machine, seeded_machine
 
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.synthesis.astar import schedule_by_rounds
-from teccl_msccl.synthesis.epochs import EpochGrid, coarse_epoch_us
+from teccl_msccl.synthesis.epochs import EpochGrid, slow_epoch_us
 from teccl_msccl.topology.model import Topology
 
 
 def by_rounds(topology, demand, seconds=20.0):
-    grid = EpochGrid(topology, demand, coarse_epoch_us(topology, demand))
+    grid = EpochGrid(topology, demand, slow_epoch_us(topology, demand))
     return grid, schedule_by_rounds(grid, solver="cbc", seed=0, deadline=time.monotonic() + seconds)
 
 

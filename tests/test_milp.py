@@ -14,7 +14,7 @@ from strategies import machine, seeded_machine
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.errors import InputError
 from teccl_msccl.schedule.schedule import Schedule, Send
-from teccl_msccl.synthesis.epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
+from teccl_msccl.synthesis.epochs import EpochGrid, epochs_of, fast_epoch_us, slow_epoch_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.milp import Milp
 from teccl_msccl.synthesis.solver import new_model
@@ -36,7 +36,7 @@ def small_grids(seeds):
         count = rng.choice([1, 2]) if topology.nranks < 4 else 1
         collective = rng.choice(["allgather", "alltoall", "broadcast", "scatter", "gather"])
         demand = demand_for(collective, topology.nranks, rng.choice([1e5, 1e6]), count, rng.randrange(topology.nranks))
-        fine, coarse = fine_epoch_us(topology, demand), coarse_epoch_us(topology, demand)
+        fine, coarse = fast_epoch_us(topology, demand), slow_epoch_us(topology, demand)
         yield seed, topology, demand, rng.choice([fine, coarse, coarse, 0.7 * coarse, 2 * coarse, 3.1 * fine])
 
 
@@ -69,10 +69,35 @@ def test_dgx1_allgather_is_proved_optimal(nchunks, epochs, start_us, finish_us):
     demand = demand_for("allgather", 8, 1e6, nchunks)
     start = min(GreedySearch(dgx1).trials(demand, range(60)), key=lambda schedule: schedule.finish_us)
     assert start.finish_us == pytest.approx(start_us)
-    result = Milp(EpochGrid(dgx1, demand, fine_epoch_us(dgx1, demand)), start, "cbc").improve(seconds=60)
+    result = Milp(EpochGrid(dgx1, demand, fast_epoch_us(dgx1, demand)), start, "cbc").improve(seconds=60)
     assert (result.outcome.status, result.epochs, result.epochs_bound) == ("optimal", epochs, epochs)
     result.schedule.validate()
     assert result.schedule.finish_us == pytest.approx(finish_us)
+
+
+@pytest.mark.parametrize(
+    ("alpha_us", "asked", "epochs"),
+    [
+        (0.1, "fast", {"fast": 1.0}),
+        (0.1, "slow", {"slow": 4.0}),
+        (0.1, "auto", {"fast": 1.0, "slow": 4.0}),
+        (400.0, "fast", {"fast": 2.0}),  # α is more than 200 epochs
+        (1e4, "auto", {"fast": 50.0}),  # and both are alike
+    ],
+)
+def test_epochs_are_a_chunk_on_the_fastest_or_the_slowest_link(alpha_us, asked, epochs):
+    line = machine("ggg", [(0, 1, 50, 0.1), (1, 2, 12.5, alpha_us)])
+    assert epochs_of(line, demand_for("allgather", 3, 3 * 5e4, 1), asked) == pytest.approx(epochs)
+
+
+@pytest.mark.parametrize("method", ["milp", "astar"])
+@pytest.mark.parametrize("epochs", ["fast", "slow", "auto"])
+def test_epochs_may_be_chosen(method, epochs):
+    line = machine("ggg", [(0, 1, 50, 0.5), (1, 2, 25, 0.5)])
+    result = run(line, "allgather", 3e5, method=method, epochs=epochs, nchunks=1, time_limit=5)
+    result.schedule.validate()
+    assert result.schedule.finish_us == pytest.approx(8.5)  # two chunks over the slow link
+    assert {report.grid for report in result.milp} <= ({"fast", "slow"} if epochs == "auto" else {epochs})
 
 
 def chain_broadcast(n: int, nchunks: int = 1) -> Schedule:
@@ -116,7 +141,7 @@ def test_links_a_million_times_slower_than_others_take_no_time_to_place():
     """Epochs are counted in the fastest link's chunks."""
     topology = machine("ggggg", [(0, 1, 300, 0.5), (1, 2, 300, 0.5), (2, 3, 3e-4, 5), (3, 4, 300, 5)])
     model = started(
-        topology, demand_for("alltoall", 5, 1e6, 4), fine_epoch_us(topology, demand_for("alltoall", 5, 1e6, 4))
+        topology, demand_for("alltoall", 5, 1e6, 4), fast_epoch_us(topology, demand_for("alltoall", 5, 1e6, 4))
     )
     assert model.horizon > 1e6
     assert model.columns(1000) == 1000

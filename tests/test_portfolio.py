@@ -236,6 +236,7 @@ def test_progress_only_gets_better():
         ({"nchunks": 10**9}, "too many"),
         ({"method": "magic"}, "use auto, trees, greedy, lp, milp"),
         ({"solver": "gurobi"}, "use cbc, highs"),
+        ({"epochs": "fine"}, "use fast, slow, auto"),
         ({"time_limit": -1}, "time_limit"),
         ({"time_limit": math.nan}, "time_limit"),
         ({"jobs": 0}, "jobs"),

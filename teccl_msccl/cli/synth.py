@@ -65,6 +65,10 @@ def synth(
     ] = "auto",
     chunks: Annotated[int | None, typer.Option("--chunks", help="Chunks per rank (default: chosen).")] = None,
     solver: Annotated[str, typer.Option("--solver", help="cbc or highs.")] = "cbc",
+    epochs: Annotated[
+        str,
+        typer.Option("--epochs", help="The MILP's: fast (a chunk's time on the fastest link), slow, or auto: both."),
+    ] = "auto",
     time_limit: Annotated[float, typer.Option("--time-limit", min=0, help="Seconds; 0: the first schedule.")] = 60,
     start: Annotated[Path | None, typer.Option("--start", help="A schedule JSON to improve on, or to repair.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed tries other ties.")] = 0,
@@ -100,7 +104,7 @@ def synth(
     with SynthesisProgress() as progress:
         synthesis = run(
             problem,
-            Settings(nchunks=chunks, solver=solver, seed=seed, jobs=jobs),
+            Settings(nchunks=chunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs),
             method=method,
             time_limit=time_limit,
             start=None if start is None else Schedule.read(start),

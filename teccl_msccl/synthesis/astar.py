@@ -11,7 +11,7 @@ from typing import Any
 from mip import BINARY, xsum
 
 from ..schedule.schedule import Schedule, Send
-from .epochs import EpochGrid, coarse_epoch_us
+from .epochs import EpochGrid, epochs_of
 from .incumbent import Incumbent
 from .settings import Settings
 from .solver import new_model, solve
@@ -27,13 +27,19 @@ def search_by_rounds(incumbent: Incumbent, settings: Settings) -> None:
     """Offer an A* schedule for every stage, for the few chunk counts that a round's model can hold."""
     incumbent.phase = "astar"
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()[:2]
+    epochs = "slow" if settings.epochs == "auto" else settings.epochs  # what is fine takes many rounds
     for i, stage in enumerate(incumbent.stages):
         for count in counts:
             demand = stage.demand(count)
-            grid = EpochGrid(stage.topology, demand, coarse_epoch_us(stage.topology, demand))
-            found = schedule_by_rounds(grid, solver=settings.solver, seed=settings.seed, deadline=incumbent.deadline)
-            if found is not None:
-                incumbent.offer(i, found.retimed())
+            for tau in epochs_of(stage.topology, demand, epochs).values():
+                found = schedule_by_rounds(
+                    EpochGrid(stage.topology, demand, tau),
+                    solver=settings.solver,
+                    seed=settings.seed,
+                    deadline=incumbent.deadline,
+                )
+                if found is not None:
+                    incumbent.offer(i, found.retimed())
 
 
 def schedule_by_rounds(grid: EpochGrid, *, solver: str, seed: int, deadline: float) -> Schedule | None:

@@ -16,6 +16,10 @@ from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
 
 _EPSILON = 1e-9
+#: What may be asked for: `EpochGrid`s as fine as the fastest link's chunks, as coarse as the slowest link's, or both.
+EPOCHS = ("fast", "slow", "auto")
+#: Grids that differ by less than this share are one.
+ALIKE = 0.01
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,22 @@ def finish_epoch(grid: EpochGrid, placed: Mapping[tuple[int, int, int], int]) ->
     return max((epoch + grid.arrival[path] for _, path, epoch in placed), default=0)
 
 
-def fine_epoch_us(topology: Topology, demand: Demand) -> float:
-    """TE-CCL's fine epoch: a chunk's time on the fastest link; longer where α is over 200 of them (§4)."""
+def fast_epoch_us(topology: Topology, demand: Demand) -> float:
+    """TE-CCL's fast epoch: a chunk's time on the fastest link; longer where α is over 200 of them (§4)."""
     nbytes = max(chunk.bytes for chunk in demand.chunks)
     fastest = min(link.beta_us(nbytes) for link in topology.links)
     return max(fastest, max(link.alpha_us for link in topology.links) / 200, 1e-6)
 
 
-def coarse_epoch_us(topology: Topology, demand: Demand) -> float:
-    """TE-CCL's coarse epoch: a chunk's time on the slowest link."""
+def slow_epoch_us(topology: Topology, demand: Demand) -> float:
+    """TE-CCL's slow epoch: a chunk's time on the slowest link."""
     nbytes = max(chunk.bytes for chunk in demand.chunks)
-    return max(fine_epoch_us(topology, demand), max(link.beta_us(nbytes) for link in topology.links))
+    return max(fast_epoch_us(topology, demand), max(link.beta_us(nbytes) for link in topology.links))
+
+
+def epochs_of(topology: Topology, demand: Demand, epochs: str) -> dict[str, float]:
+    """The epochs of `EPOCHS` by name, in µs: of auto both, one where they are alike."""
+    fast, slow = fast_epoch_us(topology, demand), slow_epoch_us(topology, demand)
+    if epochs == "auto":
+        return {"fast": fast} | ({"slow": slow} if slow > (1 + ALIKE) * fast else {})
+    return {"fast": fast} if epochs == "fast" else {"slow": slow}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import whole_chunks_us
-from .epochs import EpochGrid, coarse_epoch_us, fine_epoch_us
+from .epochs import EpochGrid, epochs_of
 from .incumbent import CLOSED, INDIFFERENCE, Incumbent
 from .milp import Milp
-from .problem import Stage
 from .settings import Settings
 from .solver import Outcome
 
@@ -47,7 +45,7 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
     incumbent.phase = "milp"
     thorough = settings.thorough
     deadline = incumbent.deadline if thorough else min(incumbent.deadline, time.monotonic() + AUTO_MILP_S)
-    for i, model, name in _models(incumbent, settings.solver, MAX_COLUMNS if thorough else AUTO_COLUMNS):
+    for i, model, name in _models(incumbent, settings, MAX_COLUMNS if thorough else AUTO_COLUMNS):
         left = deadline - time.monotonic()
         if left <= 0 or incumbent.closed(CLOSED if thorough else AUTO_GAP):
             return
@@ -62,7 +60,7 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
             incumbent.offer(i, better)
 
 
-def _models(incumbent: Incumbent, solver: str, most: int) -> list[tuple[int, Milp, str]]:
+def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[int, Milp, str]]:
     """The models with at most `most` columns that may improve on the best of their stage, smallest first."""
     models = []
     for i, stage in enumerate(incumbent.stages):
@@ -75,17 +73,9 @@ def _models(incumbent: Incumbent, solver: str, most: int) -> list[tuple[int, Mil
                 continue
             if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                 continue
-            for name, tau in _grids(stage, part):
-                model = Milp(EpochGrid(stage.topology, part.demand, tau), part, solver)
+            for name, tau in epochs_of(stage.topology, part.demand, settings.epochs).items():
+                model = Milp(EpochGrid(stage.topology, part.demand, tau), part, settings.solver)
                 columns = model.columns(most + 1)
                 if model.horizon > model.first_late and columns <= most:
                     models.append((columns, i, model, name))
     return [(i, model, name) for _, i, model, name in sorted(models, key=lambda entry: entry[0])]
-
-
-def _grids(stage: Stage, part: Schedule) -> Iterator[tuple[str, float]]:
-    """Fine epochs and, where they differ, coarse ones."""
-    fine, coarse = fine_epoch_us(stage.topology, part.demand), coarse_epoch_us(stage.topology, part.demand)
-    yield "fine", fine
-    if coarse > 1.01 * fine:
-        yield "coarse", coarse

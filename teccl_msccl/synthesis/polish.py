@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..schedule.schedule import Schedule
-from .epochs import EpochGrid, coarse_epoch_us, finish_epoch
+from .epochs import EpochGrid, finish_epoch, slow_epoch_us
 from .incumbent import Incumbent
 from .milp import Free, Milp
 from .settings import Settings
@@ -55,7 +55,7 @@ def polished_schedule(
     """The schedule after as many pieces as `deadline` (of time.monotonic) allows; never a slower one."""
     best, idle = schedule, 0
     rng = random.Random(seed)
-    tau = coarse_epoch_us(best.topology, best.demand)
+    tau = slow_epoch_us(best.topology, best.demand)
     while idle < PATIENCE and not enough():
         grid = EpochGrid(best.topology, best.demand, tau)
         for free in _pieces(grid, best, rng):

@@ -83,6 +83,7 @@ def synthesize(
     start: Schedule | None = None,
     nchunks: int | None = None,
     solver: str = "cbc",
+    epochs: str = "auto",
     seed: int = 0,
     jobs: int = 2,
 ) -> Schedule:
@@ -92,10 +93,11 @@ def synthesize(
     bytes (row = sender; or a CSV file), "custom" a `demand` (see `collective.custom`; or a JSON file). `without` names
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
     `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "lp", "milp" or a baseline ("ring"…),
-    `solver` "cbc" or "highs", `time_limit` in seconds (0: the first schedule), `start` a schedule to improve on. The
-    schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand that cannot be met.
+    `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in seconds (0: the first
+    schedule), `start` a schedule to improve on. The schedule is validated. Raises `InputError` for bad arguments and
+    `Refused` for a demand that cannot be met.
     """
-    settings = Settings(nchunks=nchunks, solver=solver, seed=seed, jobs=jobs)
+    settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs)
     topology = degraded(topology, without).topology
     problem = ask(topology, collective, size, root=root, groups=groups, matrix=matrix, demand=demand)
     return run(problem, settings, method=method, time_limit=time_limit, start=start).schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InputError
+from .epochs import EPOCHS
 from .solver import SOLVERS
 
 #: Seeds start below this, so that all that follow are 64-bit numbers.
@@ -13,10 +14,12 @@ MOST_SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Settings:
-    """`nchunks` chunks per rank (None: chosen), `thorough`: all the time for one method. Raises `InputError`."""
+    """`nchunks` chunks per rank (None: chosen), the MILP's `epochs` ("fast", "slow" or "auto": both), `thorough`: all
+    the time for one method. Raises `InputError`."""
 
     nchunks: int | None = None
     solver: str = "cbc"
+    epochs: str = "auto"
     seed: int = 0
     jobs: int = 2
     thorough: bool = False
@@ -24,6 +27,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
             raise InputError(f"unknown solver {self.solver!r}; use {', '.join(SOLVERS)}")
+        if self.epochs not in EPOCHS:
+            raise InputError(f"unknown epochs {self.epochs!r}; use {', '.join(EPOCHS)}")
         for name, value, least in (("jobs", self.jobs, 1), ("seed", self.seed, 0)):
             if not value >= least:
                 raise InputError(f"{name} is {value}; it must be {least} or more")
