@@ -18,11 +18,11 @@ class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 
     `connection` is (sender, receiver, which of their direct paths), None for what is local; `position` is the place
-    in the connection's order and `turn` in the order of all the program's arrivals, the same for both ends.
+    in the connection's order and `turn` in the order of all the program's arrivals, the same for both ends. `chunks`
+    of them move, from `src` and `dst` on. `onward` is the connection that a fused step sends over, and its place there.
     `start_us`, `arrival_us`, `nbytes` and `links` are the schedule's. Local copies come before all else, but for the
     actions of a `lane`, which are one threadblock's work. `after` holds the earlier actions of the rank that this
-    one waits for, always with earlier turns. `onward` is the connection that a fused step sends over, and the place in
-    it.
+    one waits for, always with earlier turns.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class Action:
     nbytes: float = 0.0
     links: tuple[int, ...] = ()
     lane: int | None = None
+    chunks: int = 1
     onward: tuple[tuple[int, int, int], int] | None = None
     after: list[Action] = field(default_factory=list, repr=False)
 

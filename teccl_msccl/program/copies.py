@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from .actions import Action
-from .placement import Place
+from .merging import continues
 from .targets import MAX_COUNT
 
 
 def in_order_of_use(actions: Sequence[Action]) -> tuple[list[Action], dict[Action, int]]:
     """The rank's actions with its local copies first, and how many chunks each copy moves.
 
-    Copies that a transfer waits for come in the order of the first that does, a chunk each; of the others,
-    neighbours become one.
+    Copies that a transfer waits for come in the order of the first that does, as they are; of the others, neighbours
+    become one.
     """
     copies = [action for action in actions if action.is_copy]
     transfers = [action for action in actions if not action.is_copy]
@@ -25,7 +25,7 @@ def in_order_of_use(actions: Sequence[Action]) -> tuple[list[Action], dict[Actio
         for earlier in transfer.after:
             first_use.setdefault(earlier, moment)
     used = sorted((copy for copy in copies if copy in first_use), key=first_use.__getitem__)
-    sizes = dict.fromkeys(used, 1) | _merged(copy for copy in copies if copy not in first_use)
+    sizes = {copy: copy.chunks for copy in used} | _merged(copy for copy in copies if copy not in first_use)
     return [*sizes, *transfers], sizes
 
 
@@ -34,19 +34,12 @@ def _merged(copies: Iterable[Action]) -> dict[Action, int]:
     runs: dict[Action, int] = {}
     first: Action | None = None
     for copy in copies:
-        if first is not None and runs[first] < MAX_COUNT and _continues(first, runs[first], copy):
+        if first is not None and runs[first] < MAX_COUNT and continues(first, copy, runs[first]):
             runs[first] += 1
         else:
             first = copy
             runs[first] = 1
     return runs
-
-
-def _continues(first: Action, count: int, copy: Action) -> bool:
-    return all(
-        before is not None and after is not None and after == Place(before.buffer, before.offset + count)
-        for before, after in ((first.src, copy.src), (first.dst, copy.dst))
-    )
 
 
 def share_out(sizes: Mapping[Action, int], lanes: int, max_steps: int) -> dict[Action, tuple[int, int]]:

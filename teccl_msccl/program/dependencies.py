@@ -20,8 +20,8 @@ def order_hazards(actions: Sequence[Action], layout: Layout, modes: frozenset[st
         writer: dict[Place, Action] = {}
         readers: dict[Place, list[Action]] = defaultdict(list)
         for action in actions:
-            reads = _memory(action.src, action.rank, layout, mode)
-            writes = _memory(action.dst, action.rank, layout, mode)
+            reads = _memory(action, action.src, layout, mode)
+            writes = _memory(action, action.dst, layout, mode)
             if action.type == "cpy" and reads == writes:  # onto itself
                 writes = ()
             for place in reads:
@@ -34,10 +34,11 @@ def order_hazards(actions: Sequence[Action], layout: Layout, modes: frozenset[st
                 writer[place] = action
 
 
-def _memory(place: Place | None, rank: int, layout: Layout, mode: str) -> tuple[Place, ...]:
-    if place is None:
+def _memory(action: Action, first: Place | None, layout: Layout, mode: str) -> tuple[Place, ...]:
+    if first is None:
         return ()
-    return (layout.aliased(place, rank) if mode == "inplace" else place,)
+    places = (Place(first.buffer, first.offset + k) for k in range(action.chunks))
+    return tuple(layout.aliased(place, action.rank) if mode == "inplace" else place for place in places)
 
 
 def _wait(action: Action, earlier: Action | None) -> None:

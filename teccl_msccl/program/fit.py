@@ -131,18 +131,6 @@ class Fitter:
         return [paced(plan.actions, pace, at_once) for plan in self.plans]
 
     @cached_property
-    def shares_links(self) -> bool:
-        """Whether sends of one rank to different peers cross the same link."""
-        ends: dict[int, tuple[int, int]] = {}
-        for plan in self.plans:
-            for action in plan.actions:
-                if action.type == "s" and action.connection is not None:
-                    for link in action.links:
-                        if ends.setdefault(link, action.connection[:2]) != action.connection[:2]:
-                            return True
-        return False
-
-    @cached_property
     def crew(self) -> Crew:
         """Threadblocks that share a rank's local work, so that what waits for them waits but briefly."""
         reducing = any(action.lane is not None for plan in self.plans for action in plan.actions)

@@ -92,7 +92,8 @@ def _candidates(
         if into[2] == out[2]:
             met.add((into, out))
     found = [(into, out, _common(streams[into], streams[out], source)) for into, out in sorted(met)]
-    found = [each for each in found if 2 * len(each[2]) >= max(len(streams[each[0]]), len(streams[each[1]]), 1)]
+    found = [each for each in found if 2 * len(each[2]) >= max(len(streams[each[0]]), len(streams[each[1]]), 1)
+             and len({action.chunks for end in each[:2] for action in streams[end]}) == 1]  # fmt: skip
     return sorted(found, key=lambda each: -len(each[2]))
 
 

@@ -12,7 +12,8 @@ from .actions import plan_actions
 from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
 from .instances import replicated, unrolled
-from .pacing import PACES
+from .merging import merge
+from .pacing import PACES, shares_links
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
 from .targets import CREDITS, MOST_SCRATCH_BYTES, TARGETS, Target, target_named
@@ -65,12 +66,16 @@ def lower(
     _check_told(schedule.demand)
     _check_taken(schedule.demand.collective, limits, modes)
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
-    lowering = cache(lambda rounds, parts: Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name))
+
+    @cache
+    def lowering(rounds: int, parts: int, merged: bool) -> Lowering:
+        return Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name, merged)
+
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    paces = PACES if lowering(1, instances or 1).fitter.shares_links else PACES[:1]
-    tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances).program(choice))
+    paces = PACES if shares_links(schedule) else PACES[:1]
+    tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances, choice.merged).program(choice))
     return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
 
 
@@ -106,13 +111,21 @@ def _check_taken(collective: str, target: Target, modes: frozenset[str]) -> None
 class Lowering:
     """One schedule's way to a program: what is the same for every choice, and then the rest."""
 
-    def __init__(self, schedule: Schedule, target: Target, modes: frozenset[str], name: str) -> None:
+    def __init__(
+        self, schedule: Schedule, target: Target, modes: frozenset[str], name: str, merged: bool = False
+    ) -> None:
         self.schedule, self.target, self.modes, self.name = schedule, target, modes, name
         self.plans = plan_actions(schedule, modes, fused=target.fused_receives)
-        check_transfers(self.plans)
         self.layout = Layout(schedule.demand)
+        if not merged:
+            check_transfers(self.plans)
         for plan in self.plans:
             order_hazards(plan.actions, self.layout, modes)
+        if merged:
+            self.plans = merge(self.plans)
+            check_transfers(self.plans)
+            for plan in self.plans:
+                order_hazards(plan.actions, self.layout, modes)
         self.fitter = Fitter(schedule, self.plans, target, modes)
 
     def program(self, choice: Choice) -> Program:

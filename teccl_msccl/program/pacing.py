@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from ..schedule.schedule import Schedule
 from .actions import Action
 
 #: How sends wait for their turn: not at all; for the send before them on each link; for what arrives before them too;
@@ -22,6 +23,17 @@ LATER = 0.25
 _MOMENT_US = 1e-6
 
 _Waits = Mapping[Action, Sequence[Action]]
+
+
+def shares_links(schedule: Schedule) -> bool:
+    """Whether sends between different ranks cross the same link."""
+    ends: dict[int, tuple[int, int]] = {}
+    return any(
+        ends.setdefault(link, pair) != pair
+        for send in schedule.sends
+        for pair in (schedule.ends(send),)
+        for link in send.path
+    )
 
 
 def paced(actions: Sequence[Action], pace: str, at_once: Mapping[int, int]) -> _Waits:

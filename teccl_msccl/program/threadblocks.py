@@ -141,7 +141,10 @@ def _steps(
             step
             for action in block
             for step in _action_steps(
-                action, [place[earlier] for earlier in waits[action]], action in waited, sizes.get(action, 1)
+                action,
+                [place[earlier] for earlier in waits[action]],
+                action in waited,
+                sizes.get(action, action.chunks),
             )
         )
         for key, block in blocks.items()

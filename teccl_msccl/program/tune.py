@@ -29,14 +29,15 @@ MOST_SENDS_TO_TRY = 50_000
 @dataclass(frozen=True)
 class Choice:
     """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
-    side, or in rounds one after the other, the multiple of the channels that keep the pace, and whether what is passed
-    on is received and sent in one step."""
+    side, or in rounds one after the other, the multiple of the channels that keep the pace, and whether neighbouring
+    chunks that go together are one step, and what is passed on is received and sent in one."""
 
     protocol: str
     pace: str = "none"
     instances: int = 1
     rounds: int = 1
     spread: int = 1
+    merged: bool = False
     fused: bool = False
 
 
@@ -65,13 +66,17 @@ class Tuning:
         """Choose one thing after the other: the protocol, how sends wait for their turn (one of `paces`),
         instances and channels where they are not given, and whether to fuse steps, if the target has such (`fuse`).
         Raises `Refused` when nothing fits."""
-        self._choose_protocol(Choice(protocol, instances=instances or 1, spread=spread or 1) for protocol in protocols)
+        choices = [Choice(protocol, instances=instances or 1, spread=spread or 1) for protocol in protocols]
+        self._choose_protocol(choices)
+        if self._best is None:
+            self._choose_protocol(replace(choice, merged=True) for choice in choices)
         self._offer(replace(self.best.choice, pace=pace) for pace in paces[1:])
         self._unroll(paces)
         if instances is None and self.schedule.topology.threadblock_GBps:
             self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
         if spread is None:
             self._multiply(lambda choice, by: replace(choice, spread=choice.spread * by))
+        self._simplify(replace(self.best.choice, merged=True))
         if fuse:
             self._simplify(replace(self.best.choice, fused=True))
         return self.best.program
