@@ -49,13 +49,14 @@ class Fitter:
         ]
         self.waits = cache(self._waits)
 
-    def fit(self, credits: int, spread: int = 1, pace: str = "none", fused: bool = False) -> Fitted:
+    def fit(self, credits: int, spread: int = 1, pace: str = "none", fused: bool = False, few: bool = False) -> Fitted:
         """As many channels as keep the schedule's pace, times `spread`; half of that, and so on, until a GPU can run
         all threadblocks at once and the target takes them. Where one channel is too much, sends to a peer and
         receives from it share a threadblock.
 
         `pace`: one of PACES; `fused`: what is passed on is, where sends and receives of a peer have their own
-        threadblocks. Raises `Refused` when nothing fits.
+        threadblocks; `few`: connections across hosts have no more channels than they must. Raises `Refused` when
+        nothing fits.
         """
         schedule = self.schedule
         needed = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
@@ -64,6 +65,8 @@ class Fitter:
             c: ceil(count / self.target.max_steps) for c, count in Counter(t.connection for t in self.transfers).items()
         }
         widths = {connection: max(width * spread, fewest[connection]) for connection, width in needed.items()}
+        if few:
+            widths.update((connection, least) for connection, least in fewest.items() if self._across(connection))
         refusal: Refused | None = None
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
         for narrow, crew in self._attempts(widths):
@@ -119,6 +122,12 @@ class Fitter:
         )
         _check_size(gpus, self.target)
         return Fitted(gpus, channels.count)
+
+    def _across(self, connection: Connection) -> bool:
+        """Whether the connection is one between hosts."""
+        topology = self.schedule.topology
+        src, dst = (topology.node_by_id[topology.gpus[rank]].host for rank in connection[:2])
+        return src != dst
 
     def _order_hazards(self, actions: Sequence[Action]) -> None:
         order_hazards(actions, self.layout, self.modes)

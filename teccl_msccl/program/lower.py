@@ -137,7 +137,7 @@ class Lowering:
                 f"target {target.name} does not fence what threadblocks hand over in scratch under {choice.protocol}, "
                 f"and this program needs {scratch} chunks of it; use protocol Simple"
             )
-        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.pace, choice.fused)
+        fitted = self.fitter.fit(CREDITS[choice.protocol], choice.spread, choice.pace, choice.fused, choice.few)
         return Program(
             name=self.name[:MAX_NAME],
             collective=self.schedule.demand.collective,

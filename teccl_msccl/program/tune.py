@@ -30,7 +30,8 @@ MOST_SENDS_TO_TRY = 50_000
 class Choice:
     """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
     side, or in rounds one after the other, the multiple of the channels that keep the pace, and whether neighbouring
-    chunks that go together are one step, and what is passed on is received and sent in one."""
+    chunks that go together are one step, what is passed on is received and sent in one, and connections across hosts
+    have no more channels than they must."""
 
     protocol: str
     pace: str = "none"
@@ -39,6 +40,7 @@ class Choice:
     spread: int = 1
     merged: bool = False
     fused: bool = False
+    few: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ class Tuning:
             self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
         if spread is None:
             self._multiply(lambda choice, by: replace(choice, spread=choice.spread * by))
-        self._simplify(replace(self.best.choice, merged=True))
+        self._simplify(replace(self.best.choice, merged=True), _steps)
         if fuse:
-            self._simplify(replace(self.best.choice, fused=True))
+            self._simplify(replace(self.best.choice, fused=True), _steps)
+        self._simplify(replace(self.best.choice, few=True), self._connections_across)
         return self.best.program
 
     def _choose_protocol(self, choices: Iterable[Choice]) -> None:
@@ -132,21 +135,30 @@ class Tuning:
             if self._good_enough or not self._offer([more]) or self.best.choice != more:
                 break
 
-    def _simplify(self, choice: Choice) -> None:
-        """Take a program of fewer steps that is as fast, also with its protocol's efficiency and latency, and that
+    def _simplify(self, choice: Choice, needs: Callable[[Program], int]) -> None:
+        """Take a program that needs less and is as fast, also with its protocol's efficiency and latency, and that
         hangs at no size."""
         if self._spent + self._cost(choice) > MOST_SENDS_TO_TRY:
             return
         tried = self._try(choice)
         if (
             tried is not None
-            and _size(tried.program) < _size(self.best.program)
+            and needs(tried.program) < needs(self.best.program)
             and tried.finish_us <= self.best.finish_us * (1 + SAME)
             and self._simulated(tried.program, neutral=False).finish_us
             <= self._simulated(self.best.program, neutral=False).finish_us * (1 + SAME)
             and self._finishes_at_any_size(tried.program)
         ):
             self._best = tried
+
+    def _connections_across(self, program: Program) -> int:
+        """Between hosts, each channel one: they are slow to set up and share the NICs."""
+        topology = self.schedule.topology
+        host = [topology.node_by_id[gpu].host for gpu in topology.gpus]
+        return sum(
+            tb.send >= 0 and host[rank] != host[tb.send] for rank, gpu in enumerate(program.gpus)
+            for tb in gpu.threadblocks
+        )  # fmt: skip
 
     def _finishes_at_any_size(self, program: Program) -> bool:
         """Whether it does where it is hardest: with every chunk in a slot of its own. When anything happens does not
@@ -193,8 +205,7 @@ class Tuning:
         return self.best.finish_us <= self.schedule.finish_us * (1 + WORTHWHILE / 2)
 
 
-def _size(program: Program) -> int:
-    """Its steps."""
+def _steps(program: Program) -> int:
     return sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
 
 
