@@ -19,10 +19,12 @@ from teccl_msccl.synthesis.bounds import (
     latencies,
     lower_bound_us,
     lower_bounds,
+    program_bound_us,
     whole_chunks_us,
 )
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.synthesis.routes import Router
 from teccl_msccl.topology.model import Topology
 from teccl_msccl.topology.paths import direct_paths
 
@@ -216,3 +218,30 @@ def _first(items, most):
 
 def _leaves(link, nodes):
     return link.src in nodes and link.dst not in nodes
+
+
+def test_links_that_no_program_can_choose_bound_nothing():
+    """Beside 24 GB/s to a hub that also joins them, three GPUs have one of 100 GB/s, which programs take."""
+    both = machine("gggss", [(i, s, GBps, 0.5) for i in range(3) for s, GBps in ((3, 100), (4, 24))])
+    demand = demand_for("allgather", 3, 3e9)
+    assert lower_bound_us(both, demand) == pytest.approx(2e6 / 124 + 1.0, rel=1e-6)
+    assert program_bound_us(both, demand) == pytest.approx(2e6 / 100 + 1.0, rel=1e-6)
+
+
+def test_links_between_hosts_count_for_programs():
+    """The same hub as the only way between hosts."""
+    topology = Topology.load("dgx-a100", hosts=2)
+    demand = demand_for("allgather", 16, 1e9)
+    assert program_bound_us(topology, demand) == pytest.approx(lower_bound_us(topology, demand), rel=1e-9)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+def test_no_schedule_on_direct_paths_beats_what_programs_can(collective):
+    for seed in range(10):
+        topology = seeded_machine(seed, most=4, switches=2)
+        demand = demand_for(collective, topology.nranks, 1e6, 2)
+        bound_us = program_bound_us(topology, demand)
+        assert bound_us >= lower_bound_us(topology, demand) * 0.999  # the trees' prices are not the very best
+        router = Router(topology, demand)
+        routes = router.justified(router.packed(0.1, 4, 0.0, seed)[0], shared=True)
+        assert router.rerouted(routes, 0.0, 50, seed).finish_us >= bound_us * JUST_BELOW

@@ -36,7 +36,7 @@ def bounds(
 
     from ..collective.size import format_size
     from ..synthesis.ask import ask
-    from ..synthesis.bounds import lower_bounds
+    from ..synthesis.bounds import program_bounds
     from ..topology.catalog import load
     from ..topology.without import without as degraded
 
@@ -46,7 +46,7 @@ def bounds(
     machine = left.topology
     problem = ask(machine, collective, size, root=root, groups=group or [], matrix=matrix, demand=demand)
     size_bytes, wanted = problem.size_bytes, problem.demand(1)
-    found = lower_bounds(machine, wanted)
+    found = program_bounds(machine, wanted)
 
     def show() -> None:
         table = Table(

@@ -13,7 +13,7 @@ from ..program.program import Program
 from ..program.simulate import ProgramTiming, simulate, timeline
 from ..schedule.read import resized
 from ..schedule.schedule import Schedule
-from ..synthesis.bounds import lower_bounds
+from ..synthesis.bounds import program_bounds
 from ..topology.model import Topology
 from .gantt import Gantt, program_gantt, schedule_gantt
 from .sweep import SizeRow, geometric_sizes, sweep
@@ -116,4 +116,4 @@ def _timed(program: Program, topology: Topology, size_bytes: float, *, root: int
 def _bounds(topology: Topology, demand: Demand) -> tuple[tuple[str, float, str], ...]:
     if demand.collective not in COLLECTIVES:
         return ()
-    return tuple((bound.term, bound.bound_us, bound.certificate) for bound in lower_bounds(topology, demand))
+    return tuple((bound.term, bound.bound_us, bound.certificate) for bound in program_bounds(topology, demand))

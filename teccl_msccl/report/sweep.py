@@ -10,7 +10,7 @@ from ..collective.size import format_size
 from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from ..synthesis.baselines.search import BASELINES
-from ..synthesis.bounds import lower_bound_us
+from ..synthesis.bounds import program_bound_us
 from ..synthesis.portfolio import synthesize
 from ..topology.model import Topology
 
@@ -95,7 +95,7 @@ def sweep(
     make = ours or (lambda size: synthesize(topology, collective, size=size, root=root, time_limit=time_limit))
     rows = []
     for size in sizes:
-        bound = lower_bound_us(topology, demand_for(collective, topology.nranks, size, 1, root))
+        bound = program_bound_us(topology, demand_for(collective, topology.nranks, size, 1, root))
         times = {OURS: make(size).finish_us}
         for name in tuple(names):
             try:

@@ -16,7 +16,7 @@ from networkx.algorithms.flow import preflow_push
 from ..collective.demand import Chunk, Demand
 from ..errors import InputError
 from ..topology.model import Topology
-from ..topology.paths import Path, direct_paths
+from ..topology.paths import Path, direct_paths, on_direct_paths
 from ..topology.without import only
 from .allreduce_bound import latency_bound_us, tree_bound
 from .crossing import Traffic, best_crossing
@@ -82,6 +82,12 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
 
 
+def program_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
+    """`lower_bounds` for what a program can say: it names the GPU that it sends to but not the way, so that links on
+    no direct path count for nothing. A schedule of other paths may be faster."""
+    return lower_bounds(on_direct_paths(topology), demand)
+
+
 def _groups_alone(topology: Topology, demand: Demand) -> list[Bound]:
     """The best bound on a group whose data stays on its own GPUs: those alone, with all links to themselves."""
     alone = []
@@ -97,6 +103,11 @@ def _groups_alone(topology: Topology, demand: Demand) -> list[Bound]:
 def lower_bound_us(topology: Topology, demand: Demand) -> float:
     """The best of `lower_bounds`, in µs."""
     return lower_bounds(topology, demand)[0].bound_us
+
+
+def program_bound_us(topology: Topology, demand: Demand) -> float:
+    """The best of `program_bounds`, in µs."""
+    return program_bounds(topology, demand)[0].bound_us
 
 
 # -- latency -------------------------------------------------------------------------------------------------

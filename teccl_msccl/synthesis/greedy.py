@@ -17,7 +17,6 @@ from ..schedule.schedule import Schedule, Send
 from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
-from .bounds import lower_bounds
 from .incumbent import Incumbent
 from .problem import Problem
 from .settings import Settings
@@ -176,7 +175,7 @@ def search_stage(
     search_chunk_counts(
         search,
         [demand for demand in demands if demand is demands[0] or search.cost(demand) <= dearest],
-        floor_us=lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+        floor_us=incumbent.floor_us(i),
         seed=settings.seed,
         jobs=settings.jobs,
         effort=effort / len(counts),

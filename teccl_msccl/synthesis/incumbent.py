@@ -10,7 +10,7 @@ from math import inf
 from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
-from .bounds import lower_bounds
+from .bounds import lower_bounds, program_bound_us, program_bounds
 from .problem import Problem
 from .repair import start_on
 
@@ -51,10 +51,11 @@ class Incumbent:
         self.report = report
         self.phase = "bounds"
         self.stages = problem.stages
-        self.bounds = lower_bounds(problem.topology, problem.demand(1))
+        self.bounds = program_bounds(problem.topology, problem.demand(1))
         self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
         self.whole: dict[int, tuple[str, Schedule]] = {}  # the demand's nchunks → (method, best)
         self._no_later_us = inf
+        self._floors_us: dict[int, float] = {}
 
     # -- improving it ----------------------------------------------------------------------------------
 
@@ -92,6 +93,8 @@ class Incumbent:
         self.phase = "start"
         self._no_later_us = start.finish_us
         usual = {path.links for path in direct_paths(problem.topology)}
+        if any(send.path not in usual for send in start.sends):
+            self.bounds = lower_bounds(problem.topology, problem.demand(1))
         if not start.demand.reducing and all(send.path in usual for send in start.sends):
             self.offer(0, start)
         else:
@@ -122,6 +125,13 @@ class Incumbent:
     def bound_us(self) -> float:
         """The best lower bound on any schedule's finish."""
         return self.bounds[0].bound_us
+
+    def floor_us(self, stage: int) -> float:
+        """The best lower bound on a stage's finish."""
+        if stage not in self._floors_us:
+            its = self.stages[stage]
+            self._floors_us[stage] = program_bound_us(its.topology, its.demand(1))
+        return self._floors_us[stage]
 
     @property
     def seconds_left(self) -> float:

@@ -127,11 +127,9 @@ class Problem:
     def chunk_counts(self) -> tuple[int, ...]:
         """Chunks per rank worth trying: pieces of at least 16 bytes, in files that a runtime can hold."""
         counts = ROOTED_CHUNK_COUNTS if self.collective in ("broadcast", "reduce") else CHUNK_COUNTS
-        usable = [c for c in counts if self._steps(c) <= _STEPS_PER_RANK and self._chunk_bytes(c) >= _SMALLEST_CHUNK]
+        largest = max((chunk.bytes for chunk in self.demand(1).chunks), default=0.0)
+        usable = [c for c in counts if self._steps(c) <= _STEPS_PER_RANK and largest / c >= _SMALLEST_CHUNK]
         return tuple(usable) or (1,)
-
-    def _chunk_bytes(self, c: int) -> float:
-        return max((chunk.bytes for chunk in self.demand(c).chunks), default=0.0)
 
     def _steps(self, c: int) -> float:
         """About how many steps the busiest rank takes: what it sends and receives, relayed data included."""

@@ -15,7 +15,6 @@ from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
 from ..topology.translations import Indices, Translations, block_translations, host_translations
-from .bounds import lower_bounds
 from .greedy import search_stage
 from .incumbent import Incumbent
 from .quotient import Quotient, QuotientSends, Timeline, played, wanted
@@ -191,7 +190,7 @@ def _field(incumbent: Incumbent, i: int, search: SymmetricSearch, settings: Sett
         tuple(stage.demand(c) for c in counts),
         lambda demand: SymmetricRouter(stage.topology, demand, search),
         incumbent.parts[i],
-        lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+        incumbent.floor_us(i),
         lambda part: incumbent.offer(i, part),
         lambda: incumbent.best is not None and (incumbent.closed() or time.monotonic() >= finish_by),
         lambda: finish_by - time.monotonic(),

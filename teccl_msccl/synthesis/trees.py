@@ -15,7 +15,6 @@ from ..collective.demand import Demand
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
-from .bounds import lower_bounds
 from .incumbent import Incumbent
 from .routes import Router, Routes, RouteSearch
 from .settings import Settings
@@ -130,7 +129,7 @@ def _fields(incumbent: Incumbent, settings: Settings) -> Iterator[Field]:
             tuple(stage.demand(c) for c in counts),
             partial(_router, stage.topology, incumbent.parts[i]),
             incumbent.parts[i],
-            lower_bounds(stage.topology, stage.demand(1))[0].bound_us,
+            incumbent.floor_us(i),
             lambda part, i=i: incumbent.offer(i, part),  # type: ignore[misc]
             done,
             seconds_left,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .model import Link, Topology
 
+#: GPUs of which the direct paths of all pairs take more than a second.
+MANY_GPUS = 128
 #: Paths kept for an ordered pair of GPUs when more tie.
 MAX_PATHS_PER_PAIR = 8
 
@@ -64,6 +66,16 @@ def direct_paths(topology: Topology, pairs: frozenset[tuple[int, int]] | None = 
             wanted[src].add(dst)
     links_from = _LinksFrom(topology)
     return tuple(path for src in sorted(wanted) for path in _paths_from(topology, links_from.of(src), src, wanted[src]))
+
+
+@lru_cache(maxsize=8)
+def on_direct_paths(topology: Topology) -> Topology:
+    """The topology without the links that are on nobody's direct path, such as those of PCIe beside an NVSwitch. Of
+    more than `MANY_GPUS` the topology as it is."""
+    if topology.nranks > MANY_GPUS:
+        return topology
+    used = {id for path in direct_paths(topology) for id in path.links}
+    return replace(topology, links=tuple(link for link in topology.links if link.id in used))
 
 
 class _LinksFrom:
