@@ -139,6 +139,30 @@ def test_instances_as_told() -> None:
         lower(schedule, instances=0)
 
 
+def half_as_fast(name: str, nchunks: int) -> Schedule:
+    """An allgather over direct links that two threadblocks fill."""
+    topology = load(name).topology
+    topology = replace(topology, threadblock_GBps=max(link.bandwidth_GBps for link in topology.links) / 2)
+    return greedy(Problem(topology, "allgather", 3.2e7), nchunks)
+
+
+@pytest.mark.parametrize(("name", "nchunks", "most"), [("ring-4", 4, 1.06), ("full-4", 8, 1.1)])
+def test_more_channels_and_parts_make_up_for_slow_threadblocks(name: str, nchunks: int, most: float) -> None:
+    schedule = half_as_fast(name, nchunks)
+    assert slowdown(lower(schedule, instances=1, spread=1), schedule) > 1.2
+    assert slowdown(lower(schedule), schedule) <= most
+
+
+def test_copies_that_nobody_waits_for_are_shared_out() -> None:
+    """Out of place the output's own share is copied while all else goes on: by one, four times as long."""
+    schedule = half_as_fast("full-4", 4)
+    assert slowdown(lower(schedule, mode="outofplace"), schedule) <= 1.05
+    program = lower(schedule, mode="outofplace", instances=1, spread=1)
+    copies = [step for _, _, _, step in program.steps() if step.type == "cpy"]
+    assert len(copies) > program.nranks and sum(step.cnt for step in copies) == 4 * program.nranks
+    require_right(program, schedule, slots=(1,))
+
+
 def test_instances_carry_what_one_threadblock_cannot() -> None:
     """A chunk to each neighbour, over links three times as fast as a threadblock."""
     topology = replace(load("ring-4").topology, threadblock_GBps=50 / 3)

@@ -4,7 +4,7 @@ over threadblocks."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from .actions import Action
@@ -12,11 +12,11 @@ from .merging import continues
 from .targets import MAX_COUNT
 
 
-def in_order_of_use(actions: Sequence[Action]) -> tuple[list[Action], dict[Action, int]]:
+def in_order_of_use(actions: Sequence[Action], lanes: int) -> tuple[list[Action], dict[Action, int]]:
     """The rank's actions with its local copies first, and how many chunks each copy moves.
 
     Copies that a transfer waits for come in the order of the first that does, as they are; of the others, neighbours
-    become one.
+    become one, but leave every one of `lanes` threadblocks its share.
     """
     copies = [action for action in actions if action.is_copy]
     transfers = [action for action in actions if not action.is_copy]
@@ -25,16 +25,17 @@ def in_order_of_use(actions: Sequence[Action]) -> tuple[list[Action], dict[Actio
         for earlier in transfer.after:
             first_use.setdefault(earlier, moment)
     used = sorted((copy for copy in copies if copy in first_use), key=first_use.__getitem__)
-    sizes = {copy: copy.chunks for copy in used} | _merged(copy for copy in copies if copy not in first_use)
+    sizes = {copy: copy.chunks for copy in used} | _merged([copy for copy in copies if copy not in first_use], lanes)
     return [*sizes, *transfers], sizes
 
 
-def _merged(copies: Iterable[Action]) -> dict[Action, int]:
+def _merged(copies: Sequence[Action], lanes: int) -> dict[Action, int]:
     """Copies between neighbouring places as one each: the first of them, and how many chunks."""
+    most = min(MAX_COUNT, ceil(len(copies) / lanes))
     runs: dict[Action, int] = {}
     first: Action | None = None
     for copy in copies:
-        if first is not None and runs[first] < MAX_COUNT and continues(first, copy, runs[first]):
+        if first is not None and runs[first] < most and continues(first, copy, runs[first]):
             runs[first] += 1
         else:
             first = copy

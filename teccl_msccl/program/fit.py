@@ -14,7 +14,7 @@ from .actions import Action, RankPlan
 from .channels import Connection, Transfer, assign_channels, halved, most_threadblocks, widths_for
 from .dependencies import order_hazards
 from .fusion import FusedRank, fuse
-from .pacing import paced
+from .pacing import paced, shared_links
 from .placement import Layout
 from .program import Gpu
 from .targets import FEWEST_SMS, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target
@@ -133,10 +133,11 @@ class Fitter:
         order_hazards(actions, self.layout, self.modes)
 
     def _waits(self, pace: str) -> list[Mapping[Action, Sequence[Action]]]:
-        """For each rank what its sends wait for besides hazards: a link has as many sends at once as fill it."""
-        topology = self.schedule.topology
-        limit = topology.threadblock_GBps
-        at_once = {link.id: ceil(link.bandwidth_GBps / limit) if limit else 1 for link in topology.links}
+        """For each rank what its sends wait for besides hazards: a shared link has as many sends at once as fill it."""
+        links, limit = self.schedule.topology.link_by_id, self.schedule.topology.threadblock_GBps
+        at_once = {
+            link: ceil(links[link].bandwidth_GBps / limit) if limit else 1 for link in shared_links(self.schedule)
+        }
         return [paced(plan.actions, pace, at_once) for plan in self.plans]
 
     @cached_property

@@ -13,7 +13,7 @@ from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
 from .instances import replicated, unrolled
 from .merging import merge
-from .pacing import PACES, shares_links
+from .pacing import PACES, shared_links
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
 from .targets import CREDITS, MOST_SCRATCH_BYTES, TARGETS, Target, target_named
@@ -74,7 +74,7 @@ def lower(
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    paces = PACES if shares_links(schedule) else PACES[:1]
+    paces = PACES if shared_links(schedule) else PACES[:1]
     tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances, choice.merged).program(choice))
     return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
 

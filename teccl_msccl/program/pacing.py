@@ -25,15 +25,12 @@ _MOMENT_US = 1e-6
 _Waits = Mapping[Action, Sequence[Action]]
 
 
-def shares_links(schedule: Schedule) -> bool:
-    """Whether sends between different ranks cross the same link."""
-    ends: dict[int, tuple[int, int]] = {}
-    return any(
-        ends.setdefault(link, pair) != pair
-        for send in schedule.sends
-        for pair in (schedule.ends(send),)
-        for link in send.path
-    )
+def shared_links(schedule: Schedule) -> frozenset[int]:
+    """Links that sends between different pairs of ranks cross. On others a connection's own order is enough, and a
+    threadblock that goes ahead while another waits for its data loses nothing."""
+    first: dict[int, tuple[int, int]] = {}
+    ends = ((send, schedule.ends(send)) for send in schedule.sends)
+    return frozenset(link for send, pair in ends for link in send.path if first.setdefault(link, pair) != pair)
 
 
 def paced(actions: Sequence[Action], pace: str, at_once: Mapping[int, int]) -> _Waits:
@@ -48,11 +45,13 @@ def paced(actions: Sequence[Action], pace: str, at_once: Mapping[int, int]) -> _
 
 
 def _wait_for_links(actions: Sequence[Action], at_once: Mapping[int, int], waits: dict[Action, list[Action]]) -> None:
-    """No more than `at_once` sends compete for a link (id): each waits for the one so many places before it, of those
-    that start and arrive earlier."""
+    """No more than `at_once` sends compete for a link (id) that is shared: each waits for the one so many places before
+    it, of those that start and arrive earlier."""
     earlier: dict[int, list[Action]] = defaultdict(list)
     for send in (action for action in actions if action.type == "s"):
         for link in send.links:
+            if link not in at_once:
+                continue
             before = earlier[link]
             # Sends arrive almost in the order of their starts, so the place is found at once.
             at = len(before)

@@ -56,7 +56,7 @@ def build_rank(
     `actions` are in an order that their waits agree with, their hazards in `after`; `paced` has further waits.
     """
     into = {received: sent for sent, received in joined.items()}
-    actions, sizes = in_order_of_use(actions)
+    actions, sizes = in_order_of_use(actions, crew.copiers)
     home = share_out(sizes, crew.copiers, target.max_steps)
     reducer = _reducers(actions, crew.reducers, target.max_steps)
 

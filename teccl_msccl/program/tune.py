@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
@@ -14,16 +13,18 @@ from .protocol import PROTOCOL, slicing
 from .simulate import ProgramTiming, simulate
 from .targets import MAX_NODES_PER_RANK
 
-#: Multiples of the instances and of the channels that are tried.
-MULTIPLES = (2, 4, 8)
+#: The most instances, and multiples of the channels, that are tried.
+MOST_PARTS = 16
 #: More parts make sizes too coarse: a size must be a multiple of all parts.
 MOST_ROUNDS = 64
+#: How sends wait for their turn where threadblocks are slower than links, and arrivals come late.
+SLOW_PACES = ("none", "links")
 #: What a larger program has to gain.
-WORTHWHILE = 0.02
+WORTHWHILE = 0.01
 #: Times that differ by less are equal.
 SAME = 1e-9
 #: Sends in all the programs that are tried for one schedule: a few seconds' worth.
-MOST_SENDS_TO_TRY = 50_000
+MOST_SENDS_TO_TRY = 40_000
 
 
 @dataclass(frozen=True)
@@ -60,47 +61,49 @@ class Tuning:
         self._chunk_bytes = max((chunk.bytes for chunk in schedule.demand.chunks), default=0.0)
         self._best: _Tried | None = None
         self._spent = 0
+        self._tried: set[Choice] = set()
         self._refusal = Refused(f"{schedule.demand.collective}: nothing to lower")
 
     def run(
         self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None, fuse: bool
     ) -> Program:
-        """Choose one thing after the other: the protocol, how sends wait for their turn (one of `paces`),
-        instances and channels where they are not given, and whether to fuse steps, if the target has such (`fuse`).
-        Raises `Refused` when nothing fits."""
-        choices = [Choice(protocol, instances=instances or 1, spread=spread or 1) for protocol in protocols]
-        self._choose_protocol(choices)
-        if self._best is None:
-            self._choose_protocol(replace(choice, merged=True) for choice in choices)
+        """How sends wait for their turn (one of `paces`) and into how many rounds they go; then, where threadblocks
+        are slower than links, instances and channels that are not given, together and by themselves; the protocol; and
+        whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when nothing fits."""
+        usable = self._usable(protocols)
+        first = [
+            Choice(each, instances=instances or 1, spread=spread or 1, merged=m)
+            for m in (False, True)
+            for each in usable
+        ]
+        self._best = next((tried for tried in map(self._try, first) if tried is not None), None)
         self._offer(replace(self.best.choice, pace=pace) for pace in paces[1:])
         self._unroll(paces)
-        if instances is None and self.schedule.topology.threadblock_GBps:
-            self._multiply(lambda choice, by: replace(choice, instances=choice.instances * by))
-        if spread is None:
-            self._multiply(lambda choice, by: replace(choice, spread=choice.spread * by))
+        slow = bool(self.schedule.topology.threadblock_GBps)  # threadblocks, where links may be faster
+        turns = [pace for pace in paces if slow and pace in SLOW_PACES]
+        self._multiply(slow and instances is None, spread is None, turns)
+        self._choose_protocol(each for each in usable if each != self.best.choice.protocol)
         self._simplify(replace(self.best.choice, merged=True), _steps)
         if fuse:
             self._simplify(replace(self.best.choice, fused=True), _steps)
         self._simplify(replace(self.best.choice, few=True), self._connections_across)
         return self.best.program
 
-    def _choose_protocol(self, choices: Iterable[Choice]) -> None:
+    def _choose_protocol(self, others: Iterable[str]) -> None:
         """The one that is fastest from the call to the end, with its efficiency and latency."""
-        fastest_us = inf
-        for choice in self._usable(list(choices)):
-            tried = self._try(choice)
-            if tried is None:
-                continue
-            timing = self._simulated(tried.program, neutral=False)
-            if timing.launch_us + timing.finish_us < fastest_us:
-                self._best, fastest_us = tried, timing.launch_us + timing.finish_us
+        fastest_us = self._from_call_us(self.best)
+        for protocol in others:
+            tried = self._try(replace(self.best.choice, protocol=protocol))
+            if tried is not None and self._from_call_us(tried) < fastest_us:
+                self._best, fastest_us = tried, self._from_call_us(tried)
 
-    def _usable(self, choices: Sequence[Choice]) -> Iterator[Choice]:
-        """The first, and of the others those of whose protocol a slot holds a chunk: the rest have no latency to
-        save."""
-        for choice in choices:
-            if choice is choices[0] or self._chunk_bytes <= PROTOCOL[choice.protocol].slot_bytes:
-                yield choice
+    def _from_call_us(self, tried: _Tried) -> float:
+        timing = self._simulated(tried.program, neutral=False)
+        return timing.launch_us + timing.finish_us
+
+    def _usable(self, protocols: Sequence[str]) -> Sequence[str]:
+        """The first, and of the others those of which a slot holds a chunk: the rest have no latency to save."""
+        return [each for each in protocols if each == protocols[0] or self._chunk_bytes <= PROTOCOL[each].slot_bytes]
 
     @property
     def best(self) -> _Tried:
@@ -127,13 +130,19 @@ class Tuning:
         ends = Counter(rank for send in self.schedule.sends for rank in self.schedule.ends(send))
         return min(MOST_ROUNDS, MAX_NODES_PER_RANK // (2 * max(ends.values(), default=1)))
 
-    def _multiply(self, larger: Callable[[Choice, int], Choice]) -> None:
-        """Twice as much of something, for as long as that pays."""
-        choice = self.best.choice
-        for by in MULTIPLES:
-            more = larger(choice, by)
-            if self._good_enough or not self._offer([more]) or self.best.choice != more:
-                break
+    def _multiply(self, instances: bool, spread: bool, turns: Sequence[str]) -> None:
+        """Twice as many parts of a chunk and twice the channels, or one of them, for as long as that pays: a
+        threadblock that is as slow as its link makes up for no wait, only others beside it do."""
+        steps = [(1, 2)] * spread + [(2, 1)] * instances + [(2, 2)] * (spread and instances)
+        paces = dict.fromkeys((self.best.choice.pace, *turns))
+        before = None
+        while before is not self.best and not self._good_enough:
+            before = self.best
+            now = before.choice
+            wider = [replace(now, instances=now.instances * i, spread=now.spread * s) for i, s in steps]
+            wider = [choice for choice in wider if max(choice.instances, choice.spread) <= MOST_PARTS]
+            self._offer(replace(choice, pace=pace) for choice in wider for pace in paces)
+            paces = {self.best.choice.pace: None}  # the turns that are best for two are so for more
 
     def _simplify(self, choice: Choice, needs: Callable[[Program], int]) -> None:
         """Take a program that needs less and is as fast, also with its protocol's efficiency and latency, and that
@@ -185,6 +194,9 @@ class Tuning:
         return fits
 
     def _try(self, choice: Choice) -> _Tried | None:
+        if choice in self._tried:
+            return None
+        self._tried.add(choice)
         self._spent += self._cost(choice)
         try:
             program = self.build(choice)
