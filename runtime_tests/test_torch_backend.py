@@ -41,7 +41,7 @@ def test_the_same_as_gloo(tmp_path) -> None:
     told = [rank.communicate(timeout=150) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 3, told[0][1][-3000:] + told[1][1][-3000:]
     found = json.loads(told[0][0].splitlines()[-1])
-    assert len(found["right"]) == 15 and all(found["right"].values()), found["right"]
+    assert len(found["right"]) == 21 and all(found["right"].values()), found["right"]
     for how, (ours, theirs) in found["losses"].items():
         assert ours == pytest.approx(theirs, rel=1e-4), how
         assert ours[-1] < ours[0]
@@ -51,7 +51,7 @@ def test_the_same_as_gloo(tmp_path) -> None:
     )
     assert set(stats["why"]) == {"alltoall: uneven splits", "barrier: no data"}
     traced = json.loads((tmp_path / "trace" / "rank-1.json").read_text())["traceEvents"]
-    assert {"wait", "reduce", "tb"} <= {event["name"].split()[0] for event in traced}
+    assert {"send", "receive", "wait", "reduce", "tb"} <= {event["name"].split()[0] for event in traced}
     assert {event["pid"] % 1_000_000 for event in traced} == {1}
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -26,6 +27,42 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=2e-2 if one.element_size() == 2 else 1e-5)
 
 
+def tensors(
+    gloo: dist.ProcessGroup, group: dist.ProcessGroup | None, how: str, note: Callable[[str, bool], None]
+) -> None:
+    """Every dtype and awkward sizes."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8):
+        for size in (0, 1, 2, 1001):
+            given = tensor(size, dtype, rank)
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+                ours, theirs = given.clone(), given.clone()
+                dist.all_reduce(ours, op, group=group)
+                dist.all_reduce(theirs, op, group=gloo)
+                note(f"allreduce{how}", same(ours, theirs))
+            outputs = [torch.empty(n * size, dtype=dtype) for _ in range(2)]
+            for output, each in zip(outputs, (group, gloo), strict=True):
+                dist.all_gather_into_tensor(output, given, group=each)
+            note(f"allgather{how}", torch.equal(*outputs))
+            lists = [[torch.empty(size, dtype=dtype) for _ in range(n)] for _ in range(2)]
+            for row, each in zip(lists, (group, gloo), strict=True):
+                dist.all_gather(row, given, group=each)
+            note(f"allgather of a list{how}", all(map(torch.equal, *lists)))
+            summed = torch.empty(size, dtype=dtype)
+            whole = tensor(n * size, dtype, rank)
+            dist.reduce_scatter_tensor(summed, whole, group=group)
+            theirs = whole.clone()
+            dist.all_reduce(theirs, group=gloo)
+            note(f"reduce_scatter{how}", same(summed, theirs.view(n, size)[rank]))
+            outputs = [torch.empty(n * size, dtype=dtype) for _ in range(2)]
+            for output, each in zip(outputs, (group, gloo), strict=True):
+                dist.all_to_all_single(output, whole, group=each)
+            note(f"alltoall{how}", torch.equal(*outputs))
+            ours = given.clone()
+            dist.broadcast(ours, 1, group=group)
+            note(f"broadcast{how}", torch.equal(ours, tensor(size, dtype, 1)))
+
+
 def collectives(gloo: dist.ProcessGroup) -> dict[str, bool]:
     rank, n = dist.get_rank(), dist.get_world_size()
     right: dict[str, bool] = {}
@@ -33,35 +70,10 @@ def collectives(gloo: dist.ProcessGroup) -> dict[str, bool]:
     def note(name: str, good: bool) -> None:
         right[name] = right.get(name, True) and good
 
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8):
-        for size in (0, 1, 2, 1001):
-            given = tensor(size, dtype, rank)
-            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
-                ours, theirs = given.clone(), given.clone()
-                dist.all_reduce(ours, op)
-                dist.all_reduce(theirs, op, group=gloo)
-                note("allreduce", same(ours, theirs))
-            outputs = [torch.empty(n * size, dtype=dtype) for _ in range(2)]
-            for output, group in zip(outputs, (None, gloo), strict=True):
-                dist.all_gather_into_tensor(output, given, group=group)
-            note("allgather", torch.equal(*outputs))
-            lists = [[torch.empty(size, dtype=dtype) for _ in range(n)] for _ in range(2)]
-            for each, group in zip(lists, (None, gloo), strict=True):
-                dist.all_gather(each, given, group=group)
-            note("allgather of a list", all(map(torch.equal, *lists)))
-            summed = torch.empty(size, dtype=dtype)
-            whole = tensor(n * size, dtype, rank)
-            dist.reduce_scatter_tensor(summed, whole)
-            theirs = whole.clone()
-            dist.all_reduce(theirs, group=gloo)
-            note("reduce_scatter", same(summed, theirs.view(n, size)[rank]))
-            outputs = [torch.empty(n * size, dtype=dtype) for _ in range(2)]
-            for output, group in zip(outputs, (None, gloo), strict=True):
-                dist.all_to_all_single(output, whole, group=group)
-            note("alltoall", torch.equal(*outputs))
-            ours = given.clone()
-            dist.broadcast(ours, 1)
-            note("broadcast", torch.equal(ours, tensor(size, dtype, 1)))
+    tensors(gloo, None, "", note)
+    os.environ["TECCL_SHARED_MEMORY"] = "0"
+    tensors(gloo, dist.new_group(backend="teccl"), " by messages", note)
+    os.environ.pop("TECCL_SHARED_MEMORY")
     each = torch.full((7,), float(rank))
     dist.all_reduce(each, dist.ReduceOp.AVG)
     note("average", same(each, torch.full((7,), (n - 1) / 2)))

@@ -1,5 +1,6 @@
 """Types of the C++ core (csrc/python)."""
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -87,6 +88,43 @@ class World:
     def run(self, *, workers: int, timeout: float) -> tuple[float, list[str]]: ...
     @property
     def fifo_bytes(self) -> int: ...
+
+class Exchange:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        nranks: int,
+        parts: int,
+        input_shares: int,
+        output_shares: int,
+        scratch: int,
+        slots: Sequence[int],
+        moves: Sequence[tuple[int, tuple[int, int], Sequence[tuple[int, int]]]],
+    ) -> None: ...
+    def scratch_bytes(self, share: int, rounds: int, element_bytes: int) -> int: ...
+
+class SharedRanks:
+    def __init__(
+        self, rank: int, segments: Sequence[NDArray[np.uint8]], *, pidfds: Sequence[int], eager: int
+    ) -> None: ...
+    def rounds_for(self, exchange: Exchange, share: int, element_bytes: int) -> int: ...
+    def run(
+        self,
+        exchange: Exchange,
+        *,
+        share: int,
+        rounds: int,
+        dtype: str,
+        op: str,
+        input: tuple[int, int],
+        output: tuple[int, int],
+        scratch: tuple[int, int],
+        timeout: float,
+        traced: bool,
+    ) -> list[tuple[int, int, float, float]]: ...
+
+def segment_bytes(bank_bytes: int) -> int: ...
 
 class Endpoint:
     def __init__(

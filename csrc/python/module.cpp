@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   teccl::bind_check(module);
   teccl::bind_simulate_program(module);
   teccl::bind_interpreter(module);
+  teccl::bind_exchange(module);
   teccl::bind_search(module);
   teccl::bind_routing(module);
 }

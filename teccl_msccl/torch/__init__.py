@@ -21,7 +21,8 @@ def _create(options: Any, _: Any) -> Any:
 
     ranks = list(options.global_ranks_in_group or ())
     world = not dist.is_initialized() or len(ranks) in (0, dist.get_world_size())
-    return TecclGroup(options.store, options.group_rank, options.group_size, options.timeout, world)
+    job_rank = ranks[options.group_rank] if ranks else options.group_rank
+    return TecclGroup(options.store, options.group_rank, options.group_size, options.timeout, world, job_rank)
 
 
 def register() -> None:

@@ -17,6 +17,7 @@ from ..errors import InputError, Refused
 from . import ledger
 from .execution import COMBINES, Bound, Carrier, slices_for
 from .programs import Programs, Served
+from .shared import SharedMemory, met, serves
 from .trace import tracer
 
 Tensor = Any
@@ -43,8 +44,11 @@ class TecclGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is Any here
     (`teccl_msccl.torch.stats`). An error (a peer that is gone, or silent for the timeout) breaks the group: every later
     call says so at once."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, world: bool = True) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, world: bool = True, job_rank: int | None = None
+    ) -> None:
         super().__init__(rank, size)
+        self._job_rank = rank if job_rank is None else job_rank
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = dist.PrefixStore("teccl", store)
         self._inner = dist.ProcessGroupGloo(dist.PrefixStore("teccl-inner", store), rank, size, timeout)
@@ -53,6 +57,8 @@ class TecclGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is Any here
             self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("teccl-nccl", store), rank, size, timeout)
         self._programs = Programs(rank, size, world, self._store.set, self._ask)
         self._carrier = Carrier(self._inner, timeout)
+        self._shared: SharedMemory | None = None
+        self._has_met = False
         self._bound: dict[tuple[int, int, int], Bound] = {}
         self._worker = _Worker(f"teccl-{rank}")
         self._pending: dict[int, _Pending] = {}
@@ -368,12 +374,23 @@ class TecclGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is Any here
             raise RuntimeError(f"teccl: no program for {collective} of {nbytes} bytes: {refusal}") from None
         except InputError as error:
             raise RuntimeError(f"teccl: {error}") from None
-        bound = self._bound_to(served, share, output.element_size())
         ledger.custom(collective, self._rank, nbytes, served.source)
-        trace = tracer(self._rank, collective, nbytes, served.program)
+        trace = tracer(self._job_rank, self._rank, collective, nbytes, served.program)
+        shared = self._shared_memory() if serves(operation, output.dtype) else None
+        if shared is not None and shared.run(served, share, given, output, operation, trace):
+            return
+        bound = self._bound_to(served, share, output.element_size())
         combine = COMBINES[operation] if operation else None
         with torch.no_grad():
             self._carrier.run(bound, given, output, combine, trace)
+
+    def _shared_memory(self) -> SharedMemory | None:
+        if not self._has_met:
+            self._has_met = True
+            self._shared, why_not = met(self._rank, self._size, self._timeout, self._store.set, self._ask)
+            if why_not and self._rank == 0:
+                ledger.note(self._rank, f"messages over the inner group: {why_not}")
+        return self._shared
 
     def _bound_to(self, served: Served, share: int, element_size: int) -> Bound:
         key = (id(served), share, element_size)

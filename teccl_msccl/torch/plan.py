@@ -75,8 +75,9 @@ class _Action:
     part: int = 0
 
 
-def plans_of(program: Program, in_place: bool, slices: int = 1) -> list[Plan]:
-    """A plan for every rank, every chunk cut into `slices` parts that go through the program one after the other.
+def plans_of(program: Program, in_place: bool, slices: int = 1, buffered: bool = False) -> list[Plan]:
+    """A plan for every rank, every chunk cut into `slices` parts that go through the program one after the other;
+    `buffered` for messages that are copied when they are sent, so that nothing has to be kept for them.
 
     O(steps · slices). Raises `Refused` for a program that hangs, that does not serve the mode, or that moves a chunk to
     another number within its share (no sizes but whole multiples would work).
@@ -86,7 +87,7 @@ def plans_of(program: Program, in_place: bool, slices: int = 1) -> list[Plan]:
     if in_place and program.collective not in ("allreduce", "broadcast", "reduce"):
         raise Refused(f"{program.name}: {program.collective} in place is executed out of place")
     play = _Play(program, in_place, slices)
-    return [_planned(play, rank) for rank in range(program.nranks)]
+    return [_planned(play, rank, buffered) for rank in range(program.nranks)]
 
 
 class _Play:
@@ -204,10 +205,10 @@ class _Placed:
                 yield place[:2]
 
 
-def _planned(play: _Play, rank: int) -> Plan:
+def _planned(play: _Play, rank: int, buffered: bool) -> Plan:
     placed, staging = _with_staging(play.actions[rank])
     posts = _posts(placed)
-    copied, drained, staging = _protected(placed, posts, staging)
+    copied, drained, staging = ({}, {}, staging) if buffered else _protected(placed, posts, staging)
     events = _chained(_events(placed, _Moments(posts, _sends(placed, rank), copied, drained)))
     gpu = play.program.gpus[rank]
     shares = {"i": 1, "o": 1}
@@ -239,7 +240,7 @@ def _with_staging(actions: list[_Action]) -> tuple[list[_Placed], int]:
         elif kind in ("rcs", "rrcs"):
             outgoing = action.at
         placed.append(_Placed(action, landing, outgoing))
-    return placed, min(cycle, STAGED) + own
+    return placed, STAGED + own if own else min(cycle, STAGED)
 
 
 class _Starts:

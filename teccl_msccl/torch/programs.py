@@ -26,7 +26,7 @@ IN_PLACE = frozenset({"allreduce", "broadcast"})
 
 @dataclass
 class Served:
-    """A program and the sizes it serves; `plan(slices)` is this rank's."""
+    """A program and the sizes it serves; `plan(slices)` is this rank's, `plans` those of all ranks."""
 
     program: Program
     min_bytes: int
@@ -38,7 +38,10 @@ class Served:
         self.plan = lru_cache(None)(self._plan)
 
     def _plan(self, slices: int) -> Plan:
-        return plans_of(self.program, self.program.collective in IN_PLACE, slices)[self.rank]
+        return self.plans(slices)[self.rank]
+
+    def plans(self, slices: int = 1, buffered: bool = False) -> list[Plan]:
+        return plans_of(self.program, self.program.collective in IN_PLACE, slices, buffered)
 
 
 class Programs:

@@ -1,8 +1,8 @@
 """Traces: what a rank did and when, beside what the simulation predicts, for Perfetto or chrome://tracing.
 
-With TECCL_TRACE=DIR every rank writes DIR/rank-R.json when it ends: process "measured" has its events; process
-"predicted" has, begun at the same times, when the simulation of the program on the topology it was made for (or all
-joined to all) sees this rank's threadblocks end, and the steps of the critical path.
+With TECCL_TRACE=DIR every rank of the job writes DIR/rank-R.json when it ends: process "measured" has its events;
+process "predicted" has, begun at the same times, when the simulation of the program on the topology it was made for
+(or all joined to all) sees this rank's threadblocks end, and the steps of the critical path.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ MOST_EVENTS = 1_000_000
 #: Process numbers of predictions, and the lane of the critical path there.
 PREDICTED = 1_000_000
 CRITICAL = 100_000
-_events: dict[int, list[dict[str, Any]]] = {}
+_events: dict[int, list[dict[str, Any]]] = {}  # by rank of the job, not of a group
 
 
-def tracer(rank: int, collective: str, nbytes: int, program: Program) -> Tracer | None:
-    """What to tell of each event of a collective, None where nothing is traced."""
+def tracer(job_rank: int, rank: int, collective: str, nbytes: int, program: Program) -> Tracer | None:
+    """What to tell of each event of a collective, None where nothing is traced. `rank` is that in the group."""
     if not os.environ.get(VARIABLE):
         return None
     if not _events:
         atexit.register(write)
-    mine = _events.setdefault(rank, [])
+    mine = _events.setdefault(job_rank, [])
     began = time.perf_counter()
 
     def add(kind: str, peer: int, nbytes: int, begin: float, end: float) -> None:
         if len(mine) < MOST_EVENTS:
             name = f"{kind} {peer}" if peer >= 0 else kind
-            mine.append(_event(name, collective, rank, 0, begin, end - begin, {"peer": peer, "bytes": nbytes}))
+            mine.append(_event(name, collective, job_rank, 0, begin, end - begin, {"peer": peer, "bytes": nbytes}))
 
     if len(mine) < MOST_EVENTS:
         what = f"{collective} of {nbytes} bytes"
         for lane, name, start_us, length_us in _predicted(program, nbytes, rank):
             event = _event(
-                name, what, PREDICTED + rank, lane, began + start_us / 1e6, length_us / 1e6, {"bytes": nbytes}
+                name, what, PREDICTED + job_rank, lane, began + start_us / 1e6, length_us / 1e6, {"bytes": nbytes}
             )
             mine.append(event)
     return add
