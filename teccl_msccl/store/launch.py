@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError, Refused
-from ..files import write_text
+from ..files import write_bytes, write_text
 from ..program import xml
 from .store import Machine
 from .tuner_file import tuned
@@ -72,10 +72,11 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
             "TECCL_STORE": str(store_root.absolute()),
             "TECCL_TOPOLOGY": str((machine.folder / "topology.json").absolute()),
         }
-    if runtime == "nccl":
-        return tuned(machine)
     numbering = "-".join(map(str, machine.permutation))
-    files = exported(machine, RUNTIMES[runtime], machine.folder / "exports" / f"{runtime}-{abs(hash_of(numbering)):x}")
+    directory = machine.folder / "exports" / f"{runtime}-{abs(hash_of(numbering)):x}"
+    if runtime == "nccl":
+        return _interposed(machine, directory / "programs.teccl") | tuned(machine)
+    files = exported(machine, RUNTIMES[runtime], directory)
     folder = str(files[0].parent.absolute())
     if runtime == "msccl":
         return {"MSCCL_XML_FILES": ":".join(str(path.absolute()) for path in files), "NCCL_ALGO": "MSCCL,RING,TREE"}
@@ -88,6 +89,26 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
         "MSCCL_ALGO_DIR": folder,
         "NCCL_MAX_NCHANNELS": str(channels),
     }
+
+
+def _interposed(machine: Machine, path: Path) -> dict[str, str]:
+    """The interposer before all else that is preloaded, and the programs that it reads; nothing where there are none."""
+    from ..runtime.doctor import libraries
+    from .rounds_file import rounds_file
+
+    if not any(entry.target == "executor" for entry in machine.manifest.entries):
+        return {}
+    library = libraries()["nccl_interposer"]
+    if library is None:
+        raise Refused("this build of teccl-msccl has no libteccl_nccl.so; pip install it anew")
+    data, _ = rounds_file(machine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path.parent}: cannot write there: {error.strerror}; choose another --store") from None
+    write_bytes(path, data)
+    others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
+    return {"LD_PRELOAD": ":".join([library, *others]), "TECCL_NCCL_PROGRAMS": str(path.absolute())}
 
 
 def hash_of(text: str) -> int:

@@ -1,0 +1,82 @@
+// What is known of a communicator: whether its ranks agreed on programs, which one serves a call, and its scratch.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "ledger.hpp"
+#include "libraries.hpp"
+#include "programs.hpp"
+#include "reduction.hpp"
+
+namespace teccl::nccl {
+
+// A call of a collective; `root` is -1 where there is none.
+struct Call {
+  Collective collective;
+  const void* send;
+  void* receive;
+  std::size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;
+  ncclComm_t communicator;
+  cudaStream_t stream;
+};
+
+std::size_t most_scratch();  // bytes that a call may use: TECCL_NCCL_SCRATCH, else 1 GiB
+
+bool is_reducing(Collective collective);
+bool has_shared_input(Collective collective);   // all ranks' shares: reduce_scatter, scatter, alltoall
+bool has_shared_output(Collective collective);  // allgather, gather, alltoall
+
+class Communicator {
+ public:
+  // `blocking`: its calls return when they are enqueued.
+  Communicator(ncclComm_t handle, bool blocking);
+
+  // Of a call: custom and the program's number, or why not. The same on all ranks.
+  Outcome select(const Call& call, std::uint32_t& program) const;
+
+  // Device memory for a call on `stream`, which is the next call's there, too. Calls on other streams, and graphs, have
+  // their own: nothing orders them after one another. Null where there is none.
+  char* scratch(cudaStream_t stream, std::size_t bytes);
+  void free_scratch();
+
+  // Whether this is the first call of the program.
+  bool first_of(std::uint32_t program);
+
+  ncclComm_t handle;
+  int rank = -1, nranks = 0;
+  CUcontext context = nullptr;
+  Outcome verdict = Outcome::no_programs;  // custom: programs are used
+  bool blocking;
+  const Programs* programs = nullptr;
+  std::vector<RankProgram> mine;
+  Reduction reduction;
+  bool all_reduce_here = false;  // every rank has the reduction kernel
+
+ private:
+  friend ncclResult_t agree(const std::vector<Communicator*>& fresh, bool one_process);
+  void index_entries();
+
+  std::vector<std::pair<std::int32_t, std::vector<Entry>>> entries_[collectives];  // by root, by size
+  std::mutex mutex_;
+  std::map<std::pair<cudaStream_t, unsigned long long>, std::pair<CUdeviceptr, std::size_t>> scratch_;
+  std::vector<CUdeviceptr> outgrown_;
+  std::vector<bool> seen_;
+};
+
+// All ranks of each of `fresh`, communicators that this thread has just made, settle whether they use their programs:
+// the same ones, on the hosts they are for. Collective over each of them, unless all ranks are in this process.
+ncclResult_t agree(const std::vector<Communicator*>& fresh, bool one_process);
+
+// The process' communicators. Lookups are lock-free while none is made or ended.
+Communicator* find(ncclComm_t handle);
+Communicator* add(std::unique_ptr<Communicator> made);
+std::unique_ptr<Communicator> take(ncclComm_t handle);
+
+}  // namespace teccl::nccl
