@@ -92,7 +92,7 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
 
 
 def _interposed(machine: Machine, path: Path) -> dict[str, str]:
-    """The interposer before all else that is preloaded, and the programs that it reads; nothing where there are none."""
+    """The interposer before all else that is preloaded, and the programs that it reads, if there are any."""
     from ..runtime.doctor import libraries
     from .rounds_file import rounds_file
 
