@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 
 class InputError(ValueError):
     """Input that cannot be used: unreadable, malformed, contradictory (exit code 2).
@@ -13,3 +15,19 @@ class InputError(ValueError):
 class Refused(RuntimeError):
     """Well-formed input whose answer is no: a demand that cannot be met, a program that fits no target,
     a stall, a failed check (exit code 1)."""
+
+
+def unknown(
+    what: str, name: str, known: Iterable[str], *, also: str = "", meant: Mapping[str, str] | None = None
+) -> InputError:
+    """The error for a `name` that is none of the `known` ones: the nearest, then all of them.
+
+    `also` is what else may be said in their place; `meant` has further spellings, and the known name of each.
+    """
+    from difflib import get_close_matches  # only where something is wrong
+
+    names = list(known)
+    spellings = {each.lower(): each for each in names} | dict(meant or {})
+    near = get_close_matches(name.strip().lower(), spellings, 1)
+    hint = f"did you mean {spellings[near[0]]}? " if near else ""
+    return InputError(f"unknown {what} {name[:80]!r}; {hint}use {', '.join(names)}{also}")

@@ -59,10 +59,28 @@ def test_completion() -> None:
         (("synth", "dgx1", "allgater", "--size", "1MB"), "did you mean allgather?"),
         (("synth", "dgx-a10", "allgather", "--size", "1MB"), "did you mean dgx-a100?"),
         (("check", "x.xml", "--target", "mscclp"), "did you mean mscclpp?"),
-        (("synth", "dgx1", "allgather", "--sise", "1MB"), "--size"),
+        (("synth", "dgx1", "allgather", "--sise", "1MB"), "did you mean --size?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--time-limt", "3"), "did you mean --time-limit?"),
+        (("topo", "shwo", "dgx1"), "Did you mean 'show'"),
+        (("bounds", "rnig-8", "allgather", "--size", "1MB"), "did you mean ring-8?"),
+        (("bounds", "dgx1x2", "allgather", "--size", "1MB", "--network", "rails"), "did you mean rail?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--method", "gredy"), "did you mean greedy?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--solver", "higs"), "did you mean highs?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--target", "excutor"), "did you mean executor?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--mode", "inplce"), "did you mean inplace?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--protocol", "simple"), "did you mean Simple?"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--target", "mscclpp", "--mode", "both"), "or outofplace"),
+        (("synth", "dgx1", "allgather", "--size", "1MB", "--target", "msccl", "--mode", "both"), "or outofplace"),
+        (("bench", "dgx1", "allgather", "--methods", "rin"), "did you mean ring?"),
+        (("store", "build", "dgx1", "--engine", "dsk"), "did you mean dask?"),
+        (("report", "x.xml", "--format", "sgv"), "did you mean svg?"),
     ],
 )
-def test_suggestions(argv: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suggestions(
+    argv: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest right name, and no search before a wrong one is noticed."""
+    monkeypatch.setattr("teccl_msccl.synthesis.incumbent.Incumbent.offer", lambda *_: pytest.fail("searched"))
     assert run(*argv) == 2
     assert words in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     except typer.Exit as stop:
         code = stop.exit_code
     except TyperException as error:
-        code = _fail(error.format_message(), 2)
+        code = _fail(_words(error), 2)
     except InputError as error:
         code = _fail(str(error), 2)
     except Refused as error:
@@ -50,6 +50,18 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _words(error: TyperException) -> str:
+    """The parser's complaint; of a wrong option, with the nearest right one."""
+    known = getattr(error, "possibilities", None)
+    wrong = getattr(error, "option_name", None)
+    if not (known and wrong):
+        return error.format_message()
+    from difflib import get_close_matches
+
+    near = get_close_matches(wrong, known, 1, 0) or list(known)
+    return f"no such option {wrong}; did you mean {near[0]}?"
 
 
 def _fail(text: str, code: int) -> int:

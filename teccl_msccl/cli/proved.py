@@ -78,16 +78,29 @@ class ProvedProgram:
         ]
 
 
+def check_names(target: str, mode: str | None, protocol: str, instances: int | None) -> None:
+    """Raise `InputError` for a name that does not exist, before a search that it would waste."""
+    if target != "mscclpp":
+        from ..program.lower import check_names as check_program_names
+
+        check_program_names(target, mode, protocol)
+        return
+    from ..program.lower_plan import check_plan_names
+
+    check_plan_names(mode, protocol)
+    if instances is not None:
+        raise InputError("target mscclpp has no instances; leave --instances out")
+
+
 def lower_and_prove(
     schedule: Schedule, target: str, mode: str | None, protocol: str, instances: int | None = None
 ) -> ProvedProgram:
     """Lower `schedule` for `target`, MSCCL++ included, and prove what comes of it."""
     from ..program.lower import lower
 
+    check_names(target, mode, protocol, instances)
     if target != "mscclpp":
         return prove(schedule, lower(schedule, target, mode=mode, protocol=protocol, instances=instances))
-    if instances is not None:
-        raise InputError("target mscclpp has no instances; leave --instances out")
     from ..program.check_plan import check_plan
     from ..program.lower_plan import lower_plan
 

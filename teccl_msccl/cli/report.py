@@ -33,14 +33,14 @@ def report(
     quick: Annotated[bool, typer.Option("--quick", help="Without the sweep over sizes.")] = False,
 ) -> None:
     """Write one self-contained page: topology, links over time, utilisation, critical path, sizes, proofs."""
-    from ..errors import InputError
+    from ..errors import unknown
     from ..files import check_writable, write_bytes, write_text
     from ..report.page import page
     from ..report.pictures import pictures
 
     endings = [ending for ending in format.lower().split(",") if ending]
     if bad := [ending for ending in endings if ending not in ("png", "svg", "pdf")]:
-        raise InputError(f"--format {bad[0]!r}: use png, svg or pdf")
+        raise unknown("picture format", bad[0], ("png", "svg", "pdf"))
     check_writable(page_file)
     facts = _facts(file, topology, hosts, network, size, root, quick)
     drawn = pictures(facts, "svg", output.warn)

@@ -77,7 +77,7 @@ def optimize(
     """Choose a spine for every flow; where flows have one already, auto starts from those."""
     import json
 
-    from ..errors import InputError
+    from ..errors import unknown
     from ..files import check_writable, write_text
     from ..routing.efficiency import Report
     from ..routing.enforcement import enforce as rows_for
@@ -88,7 +88,7 @@ def optimize(
     from ..routing.traffic import Traffic
 
     if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}; use {', '.join(MODES)}")
+        raise unknown("mode", mode, MODES)
     check_writable(enforce)
     traffic, in_force = Traffic.read(file)
     check(file, traffic)

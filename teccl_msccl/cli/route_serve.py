@@ -45,7 +45,7 @@ def serve(
     import signal
     import sys
 
-    from ..errors import InputError
+    from ..errors import InputError, unknown
     from ..files import read_json, require_keys
     from ..routing.controller import Controller, Policy
     from ..routing.fabric import Clos
@@ -56,7 +56,7 @@ def serve(
     from ..routing.state import StateDirectory
 
     if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}; use {', '.join(MODES)}")
+        raise unknown("mode", mode, MODES)
     if not (0 <= gain < float("inf") and 0 <= most_moved <= 1):
         raise InputError("--gain must be 0 or more, and --most-moved from 0 to 1")
     if period is not None and not 0 < period < float("inf"):

@@ -28,16 +28,16 @@ def simulate(
     llama2-70b, or null with "bytes" (gradients of a GPU). A job has tp × pp × dp ranks, rank (d·pp + p)·tp + t, and a
     host (NIC) for each or for each so many; "ep", "pp_bytes", "ep_bytes" and "start_s" may be given, or "flows".
     """
-    from ..errors import InputError
+    from ..errors import InputError, unknown
     from ..routing.metric import MODES
     from ..routing.routers import ROUTERS
     from ..routing.scenario import Scenario
     from ..routing.simulate import simulate as run
 
     if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}; use {', '.join(MODES)}")
+        raise unknown("mode", mode, MODES)
     if router not in ROUTERS:
-        raise InputError(f"unknown router {router!r}; use {', '.join(ROUTERS)}")
+        raise unknown("router", router, ROUTERS)
     if not 0 <= period < float("inf"):
         raise InputError(f"--period is {period}; use 0 or more seconds")
     value = {"router": router, "mode": mode, **run(Scenario.read(file), router, mode, seed, period).to_json()}

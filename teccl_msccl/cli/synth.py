@@ -88,9 +88,10 @@ def synth(
     from ..topology.without import without as degraded
     from .programs import programs_of, untold
     from .progress import SynthesisProgress
-    from .proved import lower_and_prove
+    from .proved import check_names, lower_and_prove
 
     parts = instances_named(instances)
+    check_names(target, mode, protocol, parts)
     detected = load(topology, hosts=hosts, network=network)
     left = degraded(detected.topology, without or [])
     problem = ask(left.topology, collective, size, root=root, groups=group or [], matrix=matrix, demand=demand)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 
 #: Collectives that combine contributions rather than copy them.
 REDUCING = frozenset({"reduce_scatter", "allreduce", "reduce"})
@@ -295,9 +294,7 @@ def collective_named(name: str) -> str:
     if plain in GIVEN:
         return plain
     if plain not in SPELLINGS:
-        near = get_close_matches(plain, SPELLINGS, 1)
-        meant = f"did you mean {SPELLINGS[near[0]]}? " if near else ""
-        raise InputError(f"unknown collective {name!r}; {meant}use {', '.join((*COLLECTIVES, *GIVEN))}")
+        raise unknown("collective", name, (*COLLECTIVES, *GIVEN), meant=SPELLINGS)
     return SPELLINGS[plain]
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from math import ceil
 
 from ..collective.demand import GIVEN, Demand
-from ..errors import InputError, Refused
+from ..errors import InputError, Refused, unknown
 from ..schedule.schedule import Schedule
 from .actions import plan_actions
 from .dependencies import order_hazards
@@ -51,8 +51,7 @@ def lower(
     where the target has such, no time is lost, and the program is proved with the credits that its protocol has.
     Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
     """
-    if protocol not in (*PROTOCOLS, "auto"):
-        raise InputError(f"unknown protocol {protocol!r}; use auto, {', '.join(PROTOCOLS)}")
+    check_names(target, mode, protocol)
     for option, value in (("spread", spread), ("instances", instances)):
         if value is not None and value < 1:
             raise InputError(f"{option} {value}; use 1 or more")
@@ -79,13 +78,22 @@ def lower(
     return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
 
 
+def check_names(target: str, mode: str | None, protocol: str) -> None:
+    """Raise `InputError` for a target, mode or protocol that does not exist, before any work is done for it."""
+    _modes(mode, target_named(target))
+    if protocol not in (*PROTOCOLS, "auto"):
+        raise unknown("protocol", protocol, ("auto", *PROTOCOLS))
+
+
 def _modes(mode: str | None, target: Target) -> frozenset[str]:
     if mode is None:
         mode = "both" if target.both_modes else "outofplace"
     if mode == "both" and target.both_modes:
         return frozenset(MODES)
+    if mode == "both":
+        raise InputError(f"target {target.name} has a file for each mode; use mode inplace or outofplace")
     if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not one of target {target.name}'s; use both, inplace or outofplace")
+        raise unknown("mode", mode, ("both", *MODES) if target.both_modes else MODES)
     return frozenset({mode})
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import InputError, Refused
+from ..errors import InputError, Refused, unknown
 from ..schedule.schedule import Schedule
 from .lower import lower
 from .mscclpp import ExecutionPlan, execution_plan
 from .mscclpp_multicast import multicast_plan
 from .placement import MODES
-from .program import Program
+from .program import PROTOCOLS, Program
 
 #: Channels of a connection, and parts of a chunk, that are tried; None: as many as the program simulator likes best.
 _WIDTHS = (None, 1)
@@ -23,11 +23,8 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
     channels. Where switches multicast, the plan is made of the schedule itself, and the program is that of the same
     sends as unicasts. Raises `InputError` for an option that a plan cannot have, `Refused` when no plan fits.
     """
+    check_plan_names(mode, protocol)
     mode = mode or "outofplace"
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not one of target mscclpp's; use inplace or outofplace")
-    if protocol not in ("auto", "Simple"):
-        raise Refused(f"target mscclpp: {protocol} would need packets; use protocol Simple")
     if schedule.multicasts():
         return _unicast(schedule, mode), multicast_plan(schedule, inplace=mode == "inplace")
     topology = schedule.topology
@@ -41,6 +38,18 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def check_plan_names(mode: str | None, protocol: str) -> None:
+    """Raise `InputError` for a mode or protocol that does not exist, `Refused` for one that plans have not."""
+    if mode == "both":
+        raise InputError("target mscclpp has a plan for each mode; use mode inplace or outofplace")
+    if mode is not None and mode not in MODES:
+        raise unknown("mode", mode, MODES)
+    if protocol not in (*PROTOCOLS, "auto"):
+        raise unknown("protocol", protocol, ("auto", *PROTOCOLS))
+    if protocol not in ("auto", "Simple"):
+        raise Refused(f"target mscclpp: {protocol} would need packets; use protocol Simple")
 
 
 def _unicast(schedule: Schedule, mode: str) -> Program:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 
 #: Transfers in flight per connection before the sender blocks (NCCL_STEPS over steps per transfer).
 CREDITS: Mapping[str, int] = MappingProxyType({"Simple": 2, "LL": 8, "LL128": 8})
@@ -121,9 +120,7 @@ def target_named(name: str) -> Target:
             "target mscclpp has plans in JSON, not programs; use synth or lower with it, and check on its file"
         )
     if name not in TARGETS:
-        near = get_close_matches(name.lower(), [*TARGETS, "mscclpp"], 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"unknown target {name!r}; {meant}use {', '.join(TARGETS)} or mscclpp")
+        raise unknown("target", name, (*TARGETS, "mscclpp"))
     return TARGETS[name]
 
 

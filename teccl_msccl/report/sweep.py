@@ -11,7 +11,7 @@ from ..errors import InputError, Refused
 from ..schedule.schedule import Schedule
 from ..synthesis.baselines.search import BASELINES
 from ..synthesis.bounds import program_bound_us
-from ..synthesis.portfolio import synthesize
+from ..synthesis.portfolio import method_named, synthesize
 from ..topology.model import Topology
 
 #: What is ours, in tables and pictures.
@@ -91,7 +91,7 @@ def sweep(
     `ours` makes our schedule of a size (by default, it is synthesized). `seen` gets every row as it is done.
     """
     collective = collective_named(collective)
-    names = list(baselines_for(collective) if methods is None else methods)
+    names = list(baselines_for(collective) if methods is None else map(method_named, methods))
     make = ours or (lambda size: synthesize(topology, collective, size=size, root=root, time_limit=time_limit))
     rows = []
     for size in sizes:

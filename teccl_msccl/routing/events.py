@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 from ..files import require_keys
 from .exact import exact, whole
 from .fabric import Link, link_from_json
@@ -58,6 +58,6 @@ def event_from_json(value: Any) -> Event:
     require_keys(value, ("t", "event"), "event")
     kind = value["event"]
     if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"event: unknown event {kind!r}; use {', '.join(KINDS)}")
+        raise unknown("event", str(kind), KINDS)
     require_keys(value, KINDS[kind], kind)
     return Event(float(exact(value["t"], f"{kind}: t")), kind, value)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import InputError
+from ..errors import unknown
 from .traffic import Route, Traffic
 
 MODES = ("coll", "flow", "static")
@@ -37,7 +37,7 @@ def rates(traffic: Traffic, routes: Sequence[Route], mode: str = "coll") -> Rate
     Phases are rated apart: they do not meet. O(phases · (F + L) log L) operations on rationals (arXiv 2503.05324).
     """
     if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}; use {', '.join(MODES)}")
+        raise unknown("mode", mode, MODES)
     collectives: dict[str, Fraction] = dict.fromkeys(traffic.collectives, Fraction(0))
     flows = [Fraction(0)] * len(traffic.flows)
     rate = {"coll": _two_layer, "flow": _per_flow, "static": _static}[mode]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, Refused
+from ..errors import Refused, unknown
 
 Array = NDArray[Any]
 
@@ -135,6 +135,6 @@ def _names(text: str, known: Mapping[str, Any], what: str, aliases: Mapping[str,
     for word in text.split(","):
         name = aliases.get(word.strip().lower(), word.strip().lower())
         if name not in known:
-            raise InputError(f"unknown {what} {word.strip()!r}; use {', '.join(known)} or all")
+            raise unknown(what, word.strip(), known, also=" or all", meant={alias: alias for alias in aliases})
         names.append(name)
     return tuple(dict.fromkeys(names))

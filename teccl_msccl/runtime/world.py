@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from ..errors import InputError, Refused
+from ..errors import InputError, Refused, unknown
 from ..program.program import Program
 from ..program.targets import CREDITS
 from .buffers import Layout, RankBuffers
@@ -38,8 +38,8 @@ def faults_named(text: str) -> frozenset[str]:
     words = {word.strip().lower() for word in text.split(",") if word.strip()}
     if "all" in words:
         words = words - {"all"} | FAULTS.keys() - {"one-slot"}
-    if unknown := sorted(words - FAULTS.keys()):
-        raise InputError(f"unknown fault {unknown[0]!r}; use {', '.join(FAULTS)} or all (all but one-slot)")
+    if foreign := sorted(words - FAULTS.keys()):
+        raise unknown("fault", foreign[0], FAULTS, also=" or all (all but one-slot)")
     return frozenset(words)
 
 

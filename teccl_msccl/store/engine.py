@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 
 ENGINES = ("local", "dask")
 
@@ -17,7 +17,7 @@ def engine_named(name: str, jobs: int, scheduler: str | None) -> Iterator[Execut
     """An executor: "local" has `jobs` processes; "dask" the workers of the cluster at `scheduler` (None: one made
     here of `jobs` workers), which redo what a lost worker had begun. Workers elsewhere must see the store's folder."""
     if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}; use {' or '.join(ENGINES)}")
+        raise unknown("engine", name, ENGINES)
     if name == "local":
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             yield pool

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import InputError, Refused
+from ..errors import InputError, Refused, unknown
 from ..files import write_bytes, write_text
 from ..program import xml
 from .store import Machine
@@ -64,7 +64,7 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
             "use --runtime torch, or executor"
         )
     if runtime not in RUNTIMES:
-        raise InputError(f"unknown runtime {runtime!r}; use {', '.join(RUNTIMES)}")
+        raise unknown("runtime", runtime, RUNTIMES)
     if runtime == "torch":
         if not any(entry.target == "executor" for entry in machine.manifest.entries):
             raise Refused(f"{machine.folder}: nothing for torch; run store build with --targets executor")

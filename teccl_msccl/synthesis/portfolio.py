@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from ..collective.matrix import Matrix
-from ..errors import InputError
+from ..errors import InputError, unknown
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.without import without as degraded
@@ -177,9 +176,7 @@ def method_named(name: str) -> str:
     plain = name.lower().replace("_", "-")
     method = ALIASES.get(plain, plain)
     if method not in METHODS:
-        near = get_close_matches(plain, (*METHODS, *ALIASES), 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"unknown method {name!r}; {meant}use {', '.join(METHODS)}")
+        raise unknown("method", name, METHODS, meant={alias: alias for alias in ALIASES})
     return method
 
 

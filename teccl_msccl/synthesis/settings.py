@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 from .epochs import EPOCHS
 from .solver import SOLVERS
 
@@ -26,9 +26,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
-            raise InputError(f"unknown solver {self.solver!r}; use {', '.join(SOLVERS)}")
+            raise unknown("solver", self.solver, SOLVERS)
         if self.epochs not in EPOCHS:
-            raise InputError(f"unknown epochs {self.epochs!r}; use {', '.join(EPOCHS)}")
+            raise unknown("epochs", self.epochs, EPOCHS)
         for name, value, least in (("jobs", self.jobs, 1), ("seed", self.seed, 0)):
             if not value >= least:
                 raise InputError(f"{name} is {value}; it must be {least} or more")

@@ -20,7 +20,7 @@ from typing import Any
 
 import mip
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 
 # What python-mip logs of a library that it cannot load is said by our error, in one line.
 logging.getLogger("mip").addHandler(logging.NullHandler())
@@ -52,7 +52,7 @@ class Outcome:
 def new_model(solver: str) -> Any:
     """An empty minimisation model. Raises `InputError` for a solver that is unknown or not installed."""
     if solver not in SOLVERS:
-        raise InputError(f"unknown solver {solver!r}; use {', '.join(SOLVERS)}")
+        raise unknown("solver", solver, SOLVERS)
     try:
         model = mip.Model(sense=mip.MINIMIZE, solver_name=SOLVERS[solver])
     except (mip.exceptions.MipBaseException, OSError, ImportError, NameError) as error:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 from ..files import read_json
 
 KINDS = ("rail", "fat-tree", "single-switch", "ring")
@@ -85,10 +85,10 @@ def check(network: str | None) -> None:
     if match is None:
         if os.path.lexists(network):
             return
-        raise InputError(
-            f"network {network[:80]!r}: unknown; use rail, fat-tree, single-switch, ring or a network file (fat-tree:2 "
-            "is oversubscribed two to one)"
-        )
+        raise unknown(
+            "network", network, ("rail", "fat-tree", "single-switch", "ring"),
+            also=" or a network file (fat-tree:2 is oversubscribed two to one)",
+        )  # fmt: skip
     if match[2] is not None:
         if match[1].lower() in ("single-switch", "ring"):
             raise InputError(f"network {network}: a {match[1]} has no uplinks to oversubscribe; use rail or fat-tree")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ...errors import InputError
+from ...errors import unknown
 from ..traffic import Route, Traffic
 from . import anneal, auto, ecmp, edge_colour, equitable, greedy, ilp
 from .choice import Choice
@@ -39,7 +39,7 @@ def optimize(traffic: Traffic, router: str = "auto", choice: Choice | None = Non
     unreachable pair, and where a router does not take such traffic.
     """
     if router not in ROUTERS:
-        raise InputError(f"unknown router {router!r}; use {', '.join(ROUTERS)}")
+        raise unknown("router", router, ROUTERS)
     choice = choice or Choice()
     traffic.check_reachable()
     start = time.perf_counter()
