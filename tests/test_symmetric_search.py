@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from teccl_msccl.collective.demand import demand_for
-from teccl_msccl.synthesis.bounds import lower_bound_us
+from teccl_msccl.synthesis.bounds import lower_bound_us, program_bound_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.incumbent import Incumbent
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.synthesis.settings import Settings
-from teccl_msccl.synthesis.symmetry import SymmetricRouter, SymmetricSearch, search_symmetrically
+from teccl_msccl.synthesis.symmetric_routes import FreeRootsRouter, SymmetricRouter
+from teccl_msccl.synthesis.symmetric_search import search_symmetrically
+from teccl_msccl.synthesis.symmetry import SymmetricSearch
 from teccl_msccl.topology.model import Topology
 
 MACHINES = ["ring-5", "torus-3x3", "hypercube-8", "star-5", "full-4", "dgx-h100", "mi300x"]
@@ -97,8 +99,27 @@ def test_trees_of_a_part_fill_unequal_links_of_two_hosts(name, nchunks, most):
     assert schedule.finish_us <= (1 + most) * floor_us
 
 
+@pytest.mark.parametrize(("name", "most"), [("mesh-2x4", 0.08), ("ring-6", 0.04), ("full-4", 0.02)])
+def test_an_allreduce_of_a_part_with_free_roots_is_everybodys(name, most):
+    """On a mesh equal shares take half as long again."""
+    topology = Topology.load(name)
+    search = SymmetricSearch.of(topology)
+    assert search is not None
+    demand = demand_for("allreduce", topology.nranks, 1e9, 48 * topology.nranks)
+    floor_us = program_bound_us(topology, demand)
+    router = FreeRootsRouter(topology, demand, search.quotient)
+    trees = router.packed(0.1, 16, 0.0, 0)[0].delayed(0.9 * floor_us * router.turns)
+    routes = router.justified(router.justified(trees, shared=True))
+    for seed in range(3):
+        routes = router.justified(router.rerouted(routes, floor_us, 100, seed))
+    schedule = router.schedule(routes)
+    schedule.validate()
+    assert schedule.finish_us <= routes.finish_us * (1 + 1e-9)
+    assert schedule.finish_us <= (1 + most) * floor_us
+
+
 def test_no_symmetry_no_search():
-    assert SymmetricSearch.of(Topology.load("mesh-3x3")) is None
-    incumbent = Incumbent(Problem(Topology.load("line-4"), "allgather", 1e6), 5, lambda progress: None)
+    assert SymmetricSearch.of(Topology.load("mesh-3x3")) is None  # whatever moves leaves its middle
+    incumbent = Incumbent(Problem(Topology.load("line-5"), "allgather", 1e6), 5, lambda progress: None)
     search_symmetrically(incumbent, Settings())
     assert incumbent.best is None

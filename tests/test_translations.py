@@ -8,7 +8,12 @@ import pytest
 
 from teccl_msccl.topology.model import Topology
 from teccl_msccl.topology.symmetry import is_automorphism
-from teccl_msccl.topology.translations import Translations, block_translations, host_translations
+from teccl_msccl.topology.translations import (
+    Translations,
+    block_translations,
+    cyclic_translations,
+    host_translations,
+)
 
 CLUSTERS = [
     ("dgx-a100", 3, "rail"),
@@ -82,6 +87,16 @@ def test_blocks_of_gpus_move_where_single_ones_do_not(name, hosts, width):
     topology = Topology.load(name, hosts=hosts)
     found = finest_translations(topology)
     assert (None if found is None else found.ranks.shape[1]) == width
+    if found is not None:
+        check(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("mesh-4x4", 4), ("mesh-2x3", 2), ("line-6", 2), ("ring-5", 5), ("dgx1", 2), ("mesh-3x3", None)]
+)
+def test_what_one_automorphism_moves_round(name, count):
+    found = cyclic_translations(Topology.load(name))
+    assert (None if found is None else found.count) == count
     if found is not None:
         check(found)
 

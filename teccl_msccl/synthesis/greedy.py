@@ -26,7 +26,7 @@ EFFORT = 1.0e5
 THOROUGH_EFFORT = 1.0e6
 #: A trial's cost beyond which, and the share of the time after which, the rest is left to other searchers.
 DEAREST_TRIAL = 8.0e5
-SHARE = 0.3
+SHARE = 0.2
 #: Sizes of chunks beyond which similar ones are searched as one (an alltoallv's are all different).
 MANY_SIZES = 32
 #: Share of the gain by which random draws may reorder near ties; the seeds take turns.
@@ -180,7 +180,7 @@ def search_stage(
         jobs=settings.jobs,
         effort=effort / len(counts),
         improved=lambda part: incumbent.offer(i, part),
-        done=lambda: bool(incumbent.parts[i]) and (incumbent.closed() or time.monotonic() >= finish_by),
+        done=lambda: bool(incumbent.parts[i]) and (incumbent.stage_closed(i) or time.monotonic() >= finish_by),
         seconds_left=lambda: finish_by - time.monotonic() if incumbent.parts[i] else inf,
     )
 

@@ -142,6 +142,11 @@ class Incumbent:
         best = self.best
         return best is not None and gap(best.finish_us, self.bound_us) <= to
 
+    def stage_closed(self, stage: int) -> bool:
+        """Whether a schedule of the stage is at its bound."""
+        best_us = min((part.finish_us for part in self.parts[stage].values()), default=inf)
+        return gap(best_us, self.floor_us(stage)) <= CLOSED
+
     def tell(self) -> None:
         """Report how it stands."""
         best = self.best

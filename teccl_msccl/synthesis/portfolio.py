@@ -26,7 +26,7 @@ from .polish import polish
 from .problem import Problem
 from .settings import Settings
 from .solver import new_model
-from .symmetry import search_symmetrically
+from .symmetric_search import search_symmetrically
 from .trees import search_trees
 
 #: The searches; and the field's algorithms, as they are.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from math import inf
 
 import numpy as np
@@ -14,28 +12,17 @@ from ..collective.demand import Demand
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
-from ..topology.translations import Indices, Translations, block_translations, host_translations
-from .greedy import search_stage
-from .incumbent import Incumbent
-from .quotient import Quotient, QuotientSends, Timeline, played, wanted
-from .routes import Routes, RouteSearch, turns
-from .settings import Settings
-from .trees import Field, tournament
+from ..topology.translations import (
+    Indices,
+    Translations,
+    block_translations,
+    cyclic_translations,
+    host_translations,
+)
+from .quotient import Quotient, QuotientSends, Timeline, played
 
-#: Collectives that ask the same of every GPU.
-COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
-#: Work per round of the search over chunk counts, in about microseconds of one core.
-EFFORT = 5.0e5
-#: The part of the time that is left which this search may take.
-SHARE = 0.15
-TREES_SHARE = 0.6
 #: How many parts may share a link, on average, where parts hardly do.
 HARDLY = 1.5
-#: The gap at which other parts are not tried.
-ENOUGH = 2e-3
-#: Ways between GPUs beyond which a trial takes seconds, and is only worth it for a larger gap than this.
-MANY_WAYS = 20_000
-GOOD = 0.05
 #: Ways between GPUs beyond which a trial takes minutes.
 MOST_WAYS = 150_000
 
@@ -61,7 +48,7 @@ class SymmetricSearch:
     def all_of(cls, topology: Topology) -> list[SymmetricSearch]:
         """That of the smallest parts that hardly share links and, where even smaller ones do share, theirs."""
         found: list[SymmetricSearch] = []
-        for translations in chain(block_translations(topology), filter(None, (host_translations(topology),))):
+        for translations in _translations(topology):
             if topology.nranks**2 > MOST_WAYS:
                 break
             pairs = ((source, target) for source in translations.ranks[0].tolist() for target in range(topology.nranks))
@@ -139,59 +126,15 @@ class SymmetricSearch:
         )
 
 
-@dataclass
-class SymmetricRouter(RouteSearch):
-    """Routes of part 0's chunks on the quotient of a symmetric topology: all others take the same, moved round."""
-
-    search: SymmetricSearch
-
-    def __post_init__(self) -> None:
-        chunks = self.search.chunks(self.demand)
-        self.paths = self.search.quotient.ways
-        self.turns = turns(
-            origin if self.demand.collective == "allgather" else i for i, (_, origin, _) in enumerate(chunks)
-        )
-        self._network = self.search.quotient.core
-        self._demand = wanted(chunks)
-
-    def routes(self, schedule: Schedule) -> Routes | None:
-        """Those of the greedy search, whatever the schedule."""
-        found = self.search.found.get(schedule.demand.nchunks)
-        return None if found is None else Routes(found.chunk, found.way, found.start_us, found.arrival_us)
-
-    def schedule(self, routes: Routes) -> Schedule:
-        return self.search.lifted(
-            self.demand, QuotientSends(routes.chunk, routes.way, routes.start_us, routes.arrival_us)
-        )
-
-
-def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
-    """Every stage of a problem that is symmetric, over the chunk counts."""
-    incumbent.phase = "symmetry"
-    if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
-        return
-    for i, stage in enumerate(incumbent.stages):
-        for search in SymmetricSearch.all_of(stage.topology):
-            if incumbent.closed(ENOUGH) or search.cost(stage.demand(1)) > SHARE / 4 * 1e6 * incumbent.seconds_left:
-                break
-            if search.nways > MANY_WAYS and incumbent.closed(GOOD):
-                break
-            incumbent.tell()
-            search_stage(incumbent, i, search, settings, EFFORT, SHARE)
-            tournament(_field(incumbent, i, search, settings), settings)
-
-
-def _field(incumbent: Incumbent, i: int, search: SymmetricSearch, settings: Settings) -> Field:
-    """Trees for part 0's chunks of stage `i`, in the stage's part of a share of the time that is left."""
-    stage = incumbent.stages[i]
-    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
-    finish_by = time.monotonic() + TREES_SHARE * incumbent.seconds_left / (len(incumbent.stages) - i)
-    return Field(
-        tuple(stage.demand(c) for c in counts),
-        lambda demand: SymmetricRouter(stage.topology, demand, search),
-        incumbent.parts[i],
-        incumbent.floor_us(i),
-        lambda part: incumbent.offer(i, part),
-        lambda: incumbent.best is not None and (incumbent.closed() or time.monotonic() >= finish_by),
-        lambda: finish_by - time.monotonic(),
-    )
+def _translations(topology: Topology) -> Iterator[Translations]:
+    """From the smallest parts to the largest."""
+    blocks = block_translations(topology)
+    first = next(blocks, None)
+    if first is not None:
+        yield first
+        yield from blocks
+    elif (cyclic := cyclic_translations(topology)) is not None:
+        yield cyclic
+    hosts = host_translations(topology)
+    if hosts is not None:
+        yield hosts

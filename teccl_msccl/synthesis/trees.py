@@ -15,12 +15,12 @@ from ..collective.demand import Demand
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
-from .incumbent import Incumbent
+from .incumbent import CLOSED, Incumbent
 from .routes import Router, Routes, RouteSearch
 from .settings import Settings
 
 #: What a tree's depth counts against the load of its links; deep trees have the throughput, shallow ones the latency.
-DEPTH_WEIGHTS = (0.01, 0.1, 1.0)
+DEPTH_WEIGHTS = (0.01, 0.1, 1.0, 10.0)
 #: Times that every tree is grown anew while they are packed.
 PACKING_ROUNDS = 16
 #: Chunk counts for which trees are packed: the best so far and, of those that do about as well, the larger.
@@ -164,6 +164,8 @@ def tournament(field: Field, settings: Settings) -> None:
             contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
             tell(contenders[0])
             round_s = time.monotonic() - began
+            if contenders[0].finish_us <= field.floor_us * (1 + CLOSED):
+                return
             if len(contenders) == 1 and contenders[0].idle >= PATIENCE:
                 return
             contenders = contenders[: (len(contenders) + 1) // 2]

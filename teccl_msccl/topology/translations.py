@@ -6,12 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .model import Topology
-from .symmetry import is_automorphism
+from .symmetry import automorphism_generators, is_automorphism
+
+#: Products of generators among which a cyclic group is sought.
+TRIED = 50
 
 Indices = NDArray[np.int64]
 
@@ -76,6 +81,67 @@ def block_translations(topology: Topology) -> Iterator[Translations]:
             found = _translations(topology, blocks)
             if found is not None:
                 yield found
+
+
+def cyclic_translations(topology: Topology) -> Translations | None:
+    """The powers of one automorphism that moves all GPUs in rounds of the same length, as a mesh turns; None where
+    none is met among `TRIED` products of generators, the longest of those met."""
+    generators = automorphism_generators(topology)
+    random, best, longest = Random(0), None, 1
+    here = {id: id for id in topology.node_by_id}
+    for _ in range(TRIED if generators else 0):
+        generator = random.choice(generators)
+        here = {id: generator[image] for id, image in here.items()}
+        order = _order(here)
+        for power in (d for d in range(1, order) if order % d == 0):
+            if order // power > longest and _moves_all(topology, powered := _powered(here, power)):
+                best, longest = powered, order // power
+    if best is None:
+        return None
+    move = np.array([topology.rank_of[best[gpu]] for gpu in topology.gpus])
+    rounds = np.stack([np.arange(topology.nranks), *(_nth(move, g) for g in range(1, longest))])
+    ranks = rounds[:, rounds.min(axis=0) == np.arange(topology.nranks)]
+    table = (np.arange(longest)[:, None] + np.arange(longest)) % longest
+    links = _multiplied(np.arange(len(topology.links))[None, :], _moved_links(topology, best), longest)
+    return Translations(topology, ranks, table, links)
+
+
+def _nth(move: Indices, times: int) -> Indices:
+    moved = np.arange(len(move))
+    for _ in range(times):
+        moved = move[moved]
+    return moved
+
+
+def _order(image: Mapping[int, int]) -> int:
+    """After how many times a permutation leaves everything where it was."""
+    return lcm(*_rounds(image))
+
+
+def _rounds(image: Mapping[int, int]) -> list[int]:
+    """The lengths of a permutation's rounds."""
+    lengths, left = [], set(image)
+    while left:
+        start = here = left.pop()
+        length = 1
+        while (here := image[here]) != start:
+            left.discard(here)
+            length += 1
+        lengths.append(length)
+    return lengths
+
+
+def _powered(image: Mapping[int, int], power: int) -> dict[int, int]:
+    moved = {id: id for id in image}
+    for _ in range(power):
+        moved = {id: image[there] for id, there in moved.items()}
+    return moved
+
+
+def _moves_all(topology: Topology, image: Mapping[int, int]) -> bool:
+    """Whether every GPU's round is as long as that of the whole permutation."""
+    lengths = _rounds({gpu: image[gpu] for gpu in topology.gpus})
+    return min(lengths) == max(lengths) == _order(image)
 
 
 def _translations(topology: Topology, parts: list[list[int]]) -> Translations | None:
