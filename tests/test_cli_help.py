@@ -87,7 +87,7 @@ def test_suggestions(
 
 def test_help_and_import_are_light() -> None:
     """Neither loads what only commands need."""
-    heavy = {"numpy", "networkx", "mip", "lxml", "matplotlib", "igraph", "torch", "mpi4py", "teccl_msccl._core"}
+    heavy = {"rich", "numpy", "networkx", "mip", "lxml", "matplotlib", "igraph", "torch", "mpi4py", "teccl_msccl._core"}
     for code in ("import teccl_msccl", "import sys; sys.argv = ['x', '--help']\nfrom teccl_msccl.cli import main\n"
                  "try: main()\nexcept SystemExit: pass"):  # fmt: skip
         told = f"{code}\nimport sys; print(sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"

@@ -6,15 +6,31 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    stderr: Console
+    stdout: Console
 
 #: Set once by `main` when --json stands anywhere on the command line.
 as_json = False
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+
+def __getattr__(name: str) -> Any:
+    """`stdout` and `stderr` are made when they are first written to: `--help` does without rich."""
+    if name in ("stdout", "stderr"):
+        return _console(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _console(name: str) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=name == "stderr", highlight=False)
 
 
 def answer(value: Mapping[str, Any], show: Callable[[], None]) -> None:
@@ -28,12 +44,12 @@ def answer(value: Mapping[str, Any], show: Callable[[], None]) -> None:
 
 def warn(text: str) -> None:
     """One line on stderr that does not change the outcome."""
-    stderr.print(f"warning: {text}", markup=False, soft_wrap=True)
+    _console("stderr").print(f"warning: {text}", markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """One line of progress on stderr."""
-    stderr.print(text, markup=False, soft_wrap=True)
+    _console("stderr").print(text, markup=False, soft_wrap=True)
 
 
 def _finite(value: Any) -> Any:
