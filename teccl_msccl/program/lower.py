@@ -13,6 +13,7 @@ from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
 from .instances import replicated, unrolled
 from .merging import merge
+from .nearest import Asked, nearest
 from .pacing import PACES, shared_links
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
@@ -75,7 +76,27 @@ def lower(
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
     paces = PACES if shared_links(schedule) else PACES[:1]
     tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances, choice.merged).program(choice))
-    return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
+    try:
+        return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
+    except Refused as refusal:
+        advice = nearest(schedule, Asked(target, mode, protocol, instances), lambda other: _fits(schedule, other))
+        raise Refused(f"{refusal}; {advice}" if advice else str(refusal)) from None
+
+
+def _fits(schedule: Schedule, asked: Asked) -> bool:
+    """Whether any program of the schedule does, fast or slow."""
+    limits, parts = target_named(asked.target), asked.instances or 1
+    protocol = AUTO_PROTOCOLS[0] if asked.protocol == "auto" else asked.protocol
+    for merged in (False, True):
+        try:
+            modes = _modes(asked.mode, limits)
+            _check_taken(schedule.demand.collective, limits, modes)
+            lowering = Lowering(replicated(schedule, parts), limits, modes, "fits", merged)
+            lowering.program(Choice(protocol, instances=parts, merged=merged))
+            return True
+        except Refused:
+            continue
+    return False
 
 
 def check_names(target: str, mode: str | None, protocol: str) -> None:
