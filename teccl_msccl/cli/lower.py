@@ -51,7 +51,7 @@ def lower(
         None if size is None else parse_size(size),
     )
     schedule.validate()
-    programs = programs_of(schedule, file, lambda part: lower_and_prove(part, target, mode, protocol, parts))
+    programs = programs_of([schedule], file, lambda each: lower_and_prove(each, target, mode, protocol, parts))
     for program in programs:
         if program.proved is None or program.file is None:
             raise Refused(f"{schedule_file}: {program.why_not}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,15 +34,19 @@ class Part:
         return [*head, *self.proved.lines(), f"written     {self.file}"]
 
 
-def programs_of(schedule: Schedule, file: Path, prove: Callable[[Schedule], ProvedProgram]) -> list[Part]:
-    """The schedule's programs, lowered and proved by `prove`; group 2's goes to NAME.group2.xml beside `file`."""
+def programs_of(
+    schedules: Sequence[Schedule], file: Path, prove: Callable[[Sequence[Schedule]], ProvedProgram]
+) -> list[Part]:
+    """The program that `prove` makes of one of the schedules; or those of the first schedule's groups, of which group
+    2's goes to NAME.group2.xml beside `file`."""
+    schedule = schedules[0]
     if not schedule.demand.groups:
         why_not = untold(schedule.demand.collective)
-        return [Part(None, None, None, why_not)] if why_not else [Part(None, prove(schedule), file)]
+        return [Part(None, None, None, why_not)] if why_not else [Part(None, prove(schedules), file)]
     return list(_of_groups(schedule, file, prove))
 
 
-def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Schedule], ProvedProgram]) -> Iterator[Part]:
+def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Sequence[Schedule]], ProvedProgram]) -> Iterator[Part]:
     from ..schedule.group import of_group
 
     for number in range(len(schedule.demand.groups)):
@@ -55,7 +59,7 @@ def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Schedule], Prove
         if why_not:
             yield Part(number, None, None, why_not)
         else:
-            yield Part(number, prove(part), file.with_suffix(f".group{number}{file.suffix}"))
+            yield Part(number, prove([part]), file.with_suffix(f".group{number}{file.suffix}"))
 
 
 def untold(collective: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ..program.check import Verdict
@@ -18,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProvedProgram:
-    """A lowered program, what the checker proved of it, and its simulated time; with the MSCCL++ plan made of it,
+    """A schedule's program, what the checker proved of it, and its simulated time; with the MSCCL++ plan made of it,
     where that is the target: then it is the plan that was proved, and the program that was simulated."""
 
+    schedule: Schedule
     program: Program
     verdict: Verdict
     finish_us: float
@@ -93,17 +97,26 @@ def check_names(target: str, mode: str | None, protocol: str, instances: int | N
 
 
 def lower_and_prove(
-    schedule: Schedule, target: str, mode: str | None, protocol: str, instances: int | None = None
+    schedules: Sequence[Schedule],
+    target: str,
+    mode: str | None,
+    protocol: str,
+    instances: int | None = None,
+    seconds: float = inf,
 ) -> ProvedProgram:
-    """Lower `schedule` for `target`, MSCCL++ included, and prove what comes of it."""
+    """Lower `schedules` for `target`, MSCCL++ included, in about so many `seconds`; choose the one whose
+    program is fastest, and prove it."""
+    from ..program.fastest import fastest
     from ..program.lower import lower
 
     check_names(target, mode, protocol, instances)
     if target != "mscclpp":
-        return prove(schedule, lower(schedule, target, mode=mode, protocol=protocol, instances=instances))
+        build = partial(lower, target=target, mode=mode, protocol=protocol, instances=instances)
+        return prove(*fastest(schedules, build, seconds))
     from ..program.check_plan import check_plan
     from ..program.lower_plan import lower_plan
 
+    schedule, _ = fastest(schedules, lambda each: lower_plan(each, mode=mode, protocol=protocol)[0], seconds)
     program, plan = lower_plan(schedule, mode=mode, protocol=protocol)
     verdict = check_plan(plan.value)
     _require(verdict)
@@ -129,4 +142,4 @@ def _timed(schedule: Schedule, program: Program, verdict: Verdict, plan: Executi
     from ..program.simulate import simulate
 
     timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
-    return ProvedProgram(program, verdict, timing.finish_us, timing.launch_us, plan)
+    return ProvedProgram(schedule, program, verdict, timing.finish_us, timing.launch_us, plan)

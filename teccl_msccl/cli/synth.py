@@ -113,8 +113,14 @@ def synth(
         )
     if synthesis.interrupted:
         output.warn("interrupted: this is the best schedule so far")
+    programs = programs_of(
+        synthesis.schedules,
+        file,
+        lambda each: lower_and_prove(each, target, mode, protocol, parts, synthesis.seconds_left),
+    )
+    if programs[0].proved and programs[0].group is None:
+        synthesis = synthesis.choosing(programs[0].proved.schedule)
     schedule = synthesis.schedule
-    programs = programs_of(schedule, file, lambda part: lower_and_prove(part, target, mode, protocol, parts))
     if schedule_file is not None:
         schedule.write(schedule_file)
     for program in programs:
@@ -196,7 +202,8 @@ def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path 
         f"schedule    {schedule.finish_us:.3f} µs, {schedule.algbw_GBps:.2f} GB/s: {len(schedule.sends)} sends of "
         f"{demand.nchunks} chunk(s) a share",
         f"bound       {bound.bound_us:.3f} µs ({bound.term}: {bound.certificate}); gap {synthesis.gap:.2%}",
-        f"found by    {synthesis.method} in {synthesis.seconds:.1f} s, {_peak_rss_mb():.0f} MB",
+        f"found by    {synthesis.method} in {synthesis.seconds:.1f} s, {_peak_rss_mb():.0f} MB"
+        + _choice(synthesis, programs),
     ]
     for report in synthesis.milp:
         after = "nothing better" if report.finish_us is None else f"{report.finish_us:.3f} µs"
@@ -210,6 +217,12 @@ def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path 
         lines.append(f"group {number}     ranks {ranks}: {group['finish_us']:.3f} µs")
     lines += [line for program in programs for line in program.lines()]
     return [*lines, *([f"written     {schedule_file} (the schedule)"] if schedule_file else [])]
+
+
+def _choice(synthesis: Synthesis, programs: Sequence[Part]) -> str:
+    nearby = len(synthesis.candidates)
+    chosen = nearby > 1 and programs[0].proved and programs[0].group is None
+    return f"; chosen for its program from {nearby} schedules nearly as fast" if chosen else ""
 
 
 def _peak_rss_mb() -> float:

@@ -133,7 +133,7 @@ class Tuning:
     def _multiply(self, instances: bool, spread: bool, turns: Sequence[str]) -> None:
         """Twice as many parts of a chunk and twice the channels, or one of them, for as long as that pays: a
         threadblock that is as slow as its link makes up for no wait, only others beside it do."""
-        steps = [(1, 2)] * spread + [(2, 1)] * instances + [(2, 2)] * (spread and instances)
+        steps = [(1, 2)] * spread + [(2, 1)] * instances + [(2, 2), (4, 4)] * (spread and instances)
         paces = dict.fromkeys((self.best.choice.pace, *turns))
         before = None
         while before is not self.best and not self._good_enough:
@@ -142,7 +142,8 @@ class Tuning:
             wider = [replace(now, instances=now.instances * i, spread=now.spread * s) for i, s in steps]
             wider = [choice for choice in wider if max(choice.instances, choice.spread) <= MOST_PARTS]
             self._offer(replace(choice, pace=pace) for choice in wider for pace in paces)
-            paces = {self.best.choice.pace: None}  # the turns that are best for two are so for more
+            # The turns that are best for two are so for more, and a leap is only to find the way.
+            paces, steps = {self.best.choice.pace: None}, steps[:3]
 
     def _simplify(self, choice: Choice, needs: Callable[[Program], int]) -> None:
         """Take a program that needs less and is as fast, also with its protocol's efficiency and latency, and that

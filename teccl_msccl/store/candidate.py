@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def _kept(path: Path, job: Job) -> Candidate | None:
 def _make(job: Job) -> Candidate:
     from ..files import parse_json
     from ..program import xml
+    from ..program.fastest import fastest
     from ..program.lower import lower
     from ..synthesis.portfolio import run
     from ..synthesis.problem import Problem
@@ -103,7 +105,7 @@ def _make(job: Job) -> Candidate:
     try:
         problem = Problem(topology, job.collective, float(job.size_bytes), job.root or 0)
         synthesis = run(problem, Settings(jobs=1), method=job.method, time_limit=job.seconds)
-        program = lower(synthesis.schedule, job.target)
+        _, program = fastest(synthesis.schedules, partial(lower, target=job.target), synthesis.seconds_left)
         _prove(program, job)
     except Refused as refusal:
         return Candidate(job, "", job.method, 0.0, str(refusal))

@@ -16,6 +16,9 @@ from .repair import start_on
 
 #: A schedule with fewer chunks is preferred to one that is faster by less than this.
 INDIFFERENCE = 2e-3
+#: Schedules that are slower than the best by no more than this may have the faster program; so many are kept.
+NEARBY = 0.05
+MOST_OTHERS = 4
 #: The gap below which a schedule is optimal.
 CLOSED = 1e-6
 #: Gaps smaller than this come from adding doubles.
@@ -120,6 +123,14 @@ class Incumbent:
         latest_us = min(best.finish_us * (1 + INDIFFERENCE), max(best.finish_us, self._no_later_us))
         good = [c for c, (_, s) in self.whole.items() if s.finish_us <= latest_us]
         return self.whole[min(good)]
+
+    def candidates(self) -> tuple[tuple[str, Schedule], ...]:
+        """What is `chosen`, and the best with other numbers of chunks if they are nearly as fast, fastest first: a
+        program may keep another's time better."""
+        first = self.chosen()
+        latest_us = max(first[1].finish_us, min(first[1].finish_us * (1 + NEARBY), self._no_later_us))
+        others = [each for each in self.whole.values() if each != first and each[1].finish_us <= latest_us]
+        return (first, *sorted(others, key=lambda each: each[1].finish_us)[:MOST_OTHERS])
 
     @property
     def bound_us(self) -> float:

@@ -39,6 +39,8 @@ NEARLY = 1e-3
 GOOD = 0.05
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
+#: The share of the time limit that is left at least to choose between programs.
+CHOOSING_SHARE = 0.2
 #: Seconds for a sub-problem, at most, and as a share of what is left.
 PART_S = 2.0
 PART_SHARE = 0.05
@@ -46,7 +48,8 @@ PART_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A schedule with its certificate and how it was found."""
+    """A schedule with its certificate and how it was found; with what else was found (method and schedule), and
+    the seconds in which programs of them may be tried."""
 
     schedule: Schedule
     method: str
@@ -55,6 +58,21 @@ class Synthesis:
     seconds: float
     milp: tuple[MilpReport, ...] = ()
     interrupted: bool = False
+    candidates: tuple[tuple[str, Schedule], ...] = ()
+    seconds_left: float = 0.0
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """`schedule`, and others nearly as fast, whose programs may be faster than its."""
+        return tuple(schedule for _, schedule in self.candidates)
+
+    def choosing(self, schedule: Schedule) -> Synthesis:
+        """The same with another of `schedules` as the answer."""
+        if schedule is self.schedule:
+            return self
+        schedule.validate()
+        method = next(method for method, candidate in self.candidates if candidate is schedule)
+        return replace(self, schedule=schedule, method=method)
 
     @property
     def bound_us(self) -> float:
@@ -158,7 +176,8 @@ def run(
         if incumbent.best is None:
             raise
         interrupted = True
-    found_by, schedule = incumbent.chosen()
+    candidates = incumbent.candidates()
+    found_by, schedule = candidates[0]
     schedule.validate()
     return Synthesis(
         schedule=schedule,
@@ -168,6 +187,8 @@ def run(
         seconds=time.monotonic() - incumbent.began,
         milp=tuple(solved),
         interrupted=interrupted,
+        candidates=candidates,
+        seconds_left=0.0 if interrupted else max(incumbent.seconds_left, CHOOSING_SHARE * time_limit),
     )
 
 

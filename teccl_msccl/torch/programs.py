@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -152,6 +152,7 @@ class _Unserved:
 def _synthesized(topology: Topology, collective: str, nbytes: int, root: int) -> Program:
     """A program made in seconds. Raises `Refused`."""
     from ..program.check import check
+    from ..program.fastest import fastest
     from ..program.lower import lower
     from ..synthesis.portfolio import run
     from ..synthesis.problem import Problem
@@ -162,8 +163,9 @@ def _synthesized(topology: Topology, collective: str, nbytes: int, root: int) ->
     synthesis = run(
         Problem(topology, collective, float(nbytes), root), settings, method="greedy", time_limit=SEARCH_SECONDS
     )
-    program = lower(synthesis.schedule, "executor", protocol="Simple", instances=1, spread=1, fuse=False)
-    verdict = check(program, root=synthesis.schedule.demand.root)
+    build = partial(lower, protocol="Simple", instances=1, spread=1, fuse=False)
+    schedule, program = fastest(synthesis.schedules, build, synthesis.seconds_left)
+    verdict = check(program, root=schedule.demand.root)
     if not verdict.ok:
         raise Refused(f"the program synthesized in {time.monotonic() - began:.1f} s does not pass the checker")
     return program

@@ -1,0 +1,87 @@
+"""The choice between schedules: the program's time counts, not the schedule's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lowered import greedy
+
+from teccl_msccl.errors import Refused
+from teccl_msccl.program.fastest import fastest
+from teccl_msccl.program.lower import lower
+from teccl_msccl.program.program import Program
+from teccl_msccl.program.simulate import simulate
+from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis.incumbent import NEARBY, Incumbent
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.topology.catalog import load
+
+
+def narrow(schedule: Schedule) -> Program:
+    return lower(schedule, instances=1, spread=1)
+
+
+def finish_us(program: Program, schedule: Schedule) -> float:
+    return simulate(program, schedule.topology, schedule.demand.size_bytes).finish_us
+
+
+@pytest.fixture(scope="module")
+def deceptive() -> tuple[Schedule, Schedule]:
+    """A schedule that claims to be fast, of whole chunks on threadblocks slower than the links, and one of small
+    chunks that claims less and keeps it better."""
+    topology = replace(load("ring-4").topology, threadblock_GBps=25.0)
+    problem = Problem(topology, "allgather", 3.2e7)
+    coarse, fine = greedy(problem, 1), greedy(problem, 8)
+    return replace(coarse, finish_us=0.99 * fine.finish_us), fine
+
+
+def test_the_program_decides(deceptive: tuple[Schedule, Schedule]) -> None:
+    coarse, fine = deceptive
+    assert coarse.finish_us < fine.finish_us
+    assert finish_us(narrow(coarse), coarse) > finish_us(narrow(fine), fine)
+    schedule, program = fastest((coarse, fine), narrow)
+    assert schedule is fine and program == narrow(fine)
+
+
+def test_the_order_does_not_matter(deceptive: tuple[Schedule, Schedule]) -> None:
+    assert fastest(deceptive[::-1], narrow)[0] is deceptive[1]
+
+
+def test_out_of_time_there_is_one_program(deceptive: tuple[Schedule, Schedule]) -> None:
+    built: list[Schedule] = []
+    fastest(deceptive, lambda schedule: built.append(schedule) or narrow(schedule), seconds=0)
+    assert built == [deceptive[0]]
+
+
+def test_a_schedule_slower_than_the_best_program_is_not_lowered(deceptive: tuple[Schedule, Schedule]) -> None:
+    coarse, fine = deceptive
+    hopeless = replace(fine, finish_us=1e6)
+    assert fastest((coarse, hopeless), narrow)[0] is coarse
+
+
+def test_what_does_not_fit_is_passed_over(deceptive: tuple[Schedule, Schedule]) -> None:
+    coarse, fine = deceptive
+
+    def refuse(schedule: Schedule) -> Program:
+        if schedule is fine:
+            raise Refused("too large")
+        return narrow(schedule)
+
+    assert fastest(deceptive, refuse)[0] is coarse
+    with pytest.raises(Refused, match="too large"):
+        fastest((fine,), refuse)
+
+
+def test_candidates_are_the_best_of_their_chunks() -> None:
+    """The chosen schedule comes first; what is much slower, or slower with as many chunks, is no candidate."""
+    problem = Problem(load("ring-4").topology, "allgather", 3.2e7)
+    incumbent = Incumbent(problem, 0.0, lambda progress: None)
+    found = [greedy(problem, chunks) for chunks in (1, 2, 4)]
+    best_us = min(schedule.finish_us for schedule in found)
+    for factor, schedule in zip((1 + NEARBY / 2, 1.0, 1 + 2 * NEARBY), found, strict=True):
+        incumbent.offer_whole(replace(schedule, finish_us=best_us * factor))
+    incumbent.offer_whole(replace(found[1], finish_us=best_us * 1.01))
+    (_, first), *others = incumbent.candidates()
+    assert first == incumbent.chosen()[1] and first.demand.nchunks == 2 and first.finish_us == best_us
+    assert [schedule.demand.nchunks for _, schedule in others] == [1]
