@@ -123,6 +123,45 @@ def test_gantt_of_a_program_and_many_bars(program: Program, machine: Topology, m
     assert MOST_BARS > 10
 
 
+def test_crowded_rows_are_the_sums_of_their_links(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every slice of the time: its share is what a count at many instants of it finds."""
+    plain = schedule_gantt(schedule)
+    monkeypatch.setattr("teccl_msccl.report.gantt.MOST_GPUS", 4)
+    crowd = schedule_gantt(schedule)
+    assert crowd.crowded and crowd.links == plain.links == len(plain.rows) and not crowd.left_out
+    sizes = [int(re.search(r"\((\d+) link", row.name)[1]) for row in crowd.rows]  # type: ignore[index]
+    assert sum(sizes) == plain.links and len(crowd.rows) < plain.links
+    used = sum(row.used * size for row, size in zip(crowd.rows, sizes, strict=True))
+    assert used == pytest.approx(sum(row.used for row in plain.rows))
+    assert all(one.end_us <= other.start_us + 1e-9 for row in crowd.rows for one, other in pairwise(row.bars))
+    instants = [(i + 0.5) * plain.finish_us / 2000 for i in range(2000)]
+    busy = [sum(bar.start_us <= t < bar.end_us for row in plain.rows for bar in row.bars) for t in instants]
+    shown = [
+        sum(
+            size * bar.share
+            for row, size in zip(crowd.rows, sizes, strict=True)
+            for bar in row.bars
+            if bar.start_us <= t < bar.end_us
+        )
+        for t in instants
+    ]
+    assert sum(busy) == pytest.approx(sum(shown), rel=0.02)
+    for slice in range(200):  # ten instants each
+        there = [busy[10 * slice + i] for i in range(10)]
+        assert min(there) - 0.5 <= shown[10 * slice] <= max(there) + 0.5
+
+
+def test_many_hosts_are_one_row_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = load("dgx-a100x2").topology
+    many = greedy(Problem(machine, "allgather", 1e6), 1)
+    monkeypatch.setattr("teccl_msccl.report.gantt.MOST_GPUS", 4)
+    assert {row.name[:6] for row in schedule_gantt(many).rows} == {"host 0", "host 1"}
+    monkeypatch.setattr("teccl_msccl.report.gantt.MOST_ROWS", 10)
+    assert not any("host" in row.name for row in schedule_gantt(many).rows)
+    html = text_of(schedule_facts(many))
+    assert "A row is all links of a kind" in html and '"crowded":true' in html
+
+
 # -- sizes ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,8 @@ from ..schedule.read import resized
 from ..schedule.schedule import Schedule
 from ..synthesis.bounds import program_bounds
 from ..topology.model import Topology
-from .gantt import Gantt, program_gantt, schedule_gantt
+from .chart import Gantt
+from .gantt import program_gantt, schedule_gantt
 from .sweep import SizeRow, geometric_sizes, sweep
 
 #: Up to so many GPUs many sizes are worked out, up to so many some, beyond none.
@@ -46,7 +47,7 @@ class Facts:
         if self.bounds and self.bounds[0][1] > 0:
             bound_us = self.bounds[0][1]
             found += [("lower bound", f"{bound_us:.2f} µs"), ("above it", f"{self.finish_us / bound_us - 1:.1%}")]
-        found += [("GPUs", str(self.topology.nranks)), ("links used", str(len(self.gantt.rows) + self.gantt.left_out))]
+        found += [("GPUs", str(self.topology.nranks)), ("links used", str(self.gantt.links))]
         if self.verdict is not None:
             found.append((f"checked for {self.verdict.target}", "ok" if self.verdict.ok else "NOT OK"))
         return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .gantt import Gantt
+from .chart import Gantt
 from .sweep import OURS, SizeRow, size_label
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ def gantt_figure(gantt: Gantt, title: str) -> Figure:
     axes = figure.add_subplot()
     for y, row in enumerate(rows):
         spans = [(bar.start_us, bar.end_us - bar.start_us) for bar in row.bars]
-        axes.broken_barh(
-            spans, (y - 0.4, 0.8), facecolors=KIND_COLOUR.get(row.kind, "#2b6cb0"), edgecolor="white", lw=0.3
-        )
+        colour = KIND_COLOUR.get(row.kind, "#2b6cb0")
+        shades = [(colour, 0.1 + 0.9 * bar.share) for bar in row.bars]
+        edge = {"linewidth": 0} if gantt.crowded else {"edgecolor": "white", "linewidth": 0.3}
+        axes.broken_barh(spans, (y - 0.4, 0.8), facecolors=shades, **edge)
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=6)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, gantt.finish_us or 1)

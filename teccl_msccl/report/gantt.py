@@ -5,49 +5,22 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..program.program import SENDING, Program
 from ..program.simulate import Timeline
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from .chart import Bar, Gantt, Row
+from .crowd import crowded
 from .trace import link_name
 
 #: Beyond so many bars, those of a link that all but touch are drawn as one.
 MOST_BARS = 20_000
 #: Beyond so many links, the busiest are drawn.
 MOST_ROWS = 400
+#: Beyond so many GPUs, groups of links are drawn.
+MOST_GPUS = 64
 _TOUCHING = 1 / 2000
-
-
-class Bar(NamedTuple):
-    """Something occupies a link from `start_us` to `end_us`."""
-
-    start_us: float
-    end_us: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """A link, its bars in time order, and the share of the whole time that it is occupied."""
-
-    link: int
-    name: str
-    kind: str
-    bars: tuple[Bar, ...]
-    used: float
-
-
-@dataclass(frozen=True)
-class Gantt:
-    """`merged` bars stand for several; `left_out` links have none."""
-
-    rows: tuple[Row, ...]
-    finish_us: float
-    merged: bool
-    left_out: int
 
 
 def schedule_gantt(schedule: Schedule) -> Gantt:
@@ -84,17 +57,19 @@ def program_gantt(program: Program, topology: Topology, timeline: Timeline) -> G
 
 
 def _gantt(topology: Topology, bars: dict[int, list[Bar]], finish_us: float) -> Gantt:
+    for mine in bars.values():
+        mine.sort()
+    if topology.nranks > MOST_GPUS:
+        return crowded(topology, bars, finish_us, MOST_ROWS)
     merge = sum(map(len, bars.values())) > MOST_BARS
     rows = []
     for id, mine in bars.items():
-        mine.sort()
         used = _covered(mine) / finish_us if finish_us > 0 else 0.0
         drawn = _merged(mine, finish_us * _TOUCHING) if merge else mine
         rows.append(Row(id, link_name(topology, id), topology.link_by_id[id].kind or "link", tuple(drawn), used))
-    left_out = max(0, len(rows) - MOST_ROWS)
-    if left_out:
+    if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda row: -row.used)[:MOST_ROWS]
-    return Gantt(tuple(sorted(rows, key=lambda row: (row.kind, row.link))), finish_us, merge, left_out)
+    return Gantt(tuple(sorted(rows, key=lambda row: (row.kind, row.link))), finish_us, len(bars), merge)
 
 
 def _covered(bars: Iterable[Bar]) -> float:

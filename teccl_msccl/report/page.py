@@ -11,9 +11,9 @@ from typing import Any
 
 from ..program.check import Verdict
 from ..program.simulate import ProgramTiming
+from .chart import Gantt
 from .facts import Facts
 from .figures import KIND_COLOUR
-from .gantt import Gantt
 from .sweep import OURS, SizeRow, size_label
 
 _STEPS_SHOWN = 40
@@ -42,11 +42,14 @@ def _chart(gantt: Gantt) -> dict[str, Any]:
             "name": row.name,
             "used": round(row.used, 4),
             "colour": KIND_COLOUR.get(row.kind, "#2b6cb0"),
-            "bars": [[round(bar.start_us, 4), round(bar.end_us, 4), bar.text] for bar in row.bars],
+            "bars": [
+                [round(bar.start_us, 4), round(bar.end_us, 4), bar.text, *([bar.share] if bar.share < 1 else [])]
+                for bar in row.bars
+            ],
         }
         for row in gantt.rows
     ]
-    return {"finish": gantt.finish_us, "rows": rows}
+    return {"finish": gantt.finish_us, "crowded": gantt.crowded, "rows": rows}
 
 
 def _sections(facts: Facts, pictures: dict[str, bytes]) -> Iterator[str]:
@@ -81,6 +84,8 @@ def _svg(picture: bytes) -> str:
 
 def _gantt_notes(gantt: Gantt) -> str:
     notes = ["Hover over a bar for what it is."]
+    if gantt.crowded:
+        notes.append("A row is all links of a kind; the darker, the more of them are in use.")
     if gantt.merged:
         notes.append("Transfers that all but touch are drawn as one.")
     if gantt.left_out:
