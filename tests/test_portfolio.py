@@ -234,7 +234,7 @@ def test_progress_only_gets_better():
         ({"root": -1}, "root -1"),
         ({"nchunks": 0}, "0 chunks"),
         ({"nchunks": 10**9}, "too many"),
-        ({"method": "magic"}, "use auto, trees, greedy, lp, milp"),
+        ({"method": "magic"}, "use auto, trees, greedy, bfb, lp, milp"),
         ({"solver": "gurobi"}, "use cbc, highs"),
         ({"epochs": "fine"}, "use fast, slow, auto"),
         ({"time_limit": -1}, "time_limit"),

@@ -60,7 +60,8 @@ def synth(
         str,
         typer.Option(
             "--method",
-            help="auto, trees, greedy, lp, milp, astar; ring, tree, recursive-doubling, bruck, direct or hierarchical.",
+            help="auto, trees, greedy, bfb, lp, milp, astar; "
+            "ring, tree, recursive-doubling, bruck, direct or hierarchical.",
         ),
     ] = "auto",
     chunks: Annotated[int | None, typer.Option("--chunks", help="Chunks per rank (default: chosen).")] = None,

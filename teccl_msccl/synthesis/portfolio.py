@@ -21,6 +21,8 @@ from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import CLOSED, Incumbent, Progress, gap
+from .levels import COLLECTIVES as LEVELLED
+from .levels import search_levels
 from .lp import ENOUGH, search_flow
 from .polish import polish
 from .problem import Problem
@@ -30,7 +32,7 @@ from .symmetric_search import search_symmetrically
 from .trees import search_trees
 
 #: The searches; and the field's algorithms, as they are.
-SEARCHES = ("auto", "trees", "greedy", "lp", "milp", "astar")
+SEARCHES = ("auto", "trees", "greedy", "bfb", "lp", "milp", "astar")
 METHODS = (*SEARCHES, *BASELINES)
 #: Seconds of a greedy trial below which the plain searches come first: there they beat what is built of structure.
 SMALL_S = 0.1
@@ -109,10 +111,10 @@ def synthesize(
     `groups` of ranks ("0-3", (4, 5)…) each have the collective, of that size, at once; "alltoallv" takes a `matrix` of
     bytes (row = sender; or a CSV file), "custom" a `demand` (see `collective.custom`; or a JSON file). `without` names
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
-    `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "lp", "milp" or a baseline ("ring"…),
-    `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in seconds (0: the first
-    schedule), `start` a schedule to improve on. The schedule is validated. Raises `InputError` for bad arguments and
-    `Refused` for a demand that cannot be met.
+    `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "bfb", "lp", "milp", "astar" or a
+    baseline ("ring"…), `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in
+    seconds (0: the first schedule), `start` a schedule to improve on. The schedule is validated. Raises `InputError`
+    for bad arguments and `Refused` for a demand that cannot be met.
     """
     settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs)
     topology = degraded(topology, without).topology
@@ -147,6 +149,11 @@ def run(
             search_by_rounds(incumbent, settings)
         if method in ("auto", "lp"):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
+        if method in ("auto", "bfb") and not incumbent.closed(ENOUGH):
+            search_levels(incumbent, replace(settings, thorough=method == "bfb"))
+        if method == "bfb" and incumbent.best is None:
+            what = ", ".join(LEVELLED)
+            raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
         small = method == "auto" and greedy_seconds(problem) <= SMALL_S
         if small and not incumbent.closed(NEARLY):
             search_greedily(incumbent, settings)
