@@ -15,6 +15,11 @@ from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis.bounds import lower_bound_us
 from teccl_msccl.synthesis.greedy import GreedySearch
+from teccl_msccl.synthesis.hierarchy import Hierarchy
+from teccl_msccl.synthesis.incumbent import Incumbent
+from teccl_msccl.synthesis.portfolio import part_solver
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.topology.model import Topology
 
 
@@ -259,3 +264,15 @@ def test_one_gpu_has_nobody_to_talk_to():
 def test_endless_time_ends_when_the_work_is_done():
     result = run(Topology.load("ring-3"), "alltoall", "1MB", nchunks=1, time_limit=math.inf, seed=2**63 - 1)
     result.schedule.validate()
+
+
+def test_a_cluster_s_hosts_are_solved_alike_every_time():
+    """Sub-problems end after so much work, not after so much time."""
+    topology = Topology.load("dgx-h100", hosts=2)
+    problem = Problem(topology, "allgather", 1e6)
+    found = []
+    for _ in range(2):
+        hierarchy = Hierarchy.of(topology, part_solver(Settings(), Incumbent(problem, 600, lambda progress: None)))
+        found.append(hierarchy.schedule(problem.demand(1)))
+    found[0].validate()
+    assert found[0] == found[1]

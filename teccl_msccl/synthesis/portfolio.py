@@ -43,9 +43,6 @@ GOOD = 0.05
 SLOW_S = 20.0
 #: The share of the time limit that is left at least to choose between programs.
 CHOOSING_SHARE = 0.2
-#: Seconds for a sub-problem, at most, and as a share of what is left.
-PART_S = 2.0
-PART_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def run(
             if not incumbent.closed(NEARLY):
                 search_trees(incumbent, settings)
         if method == "auto" and not incumbent.closed(GOOD if small else ENOUGH):
-            search_hierarchically(incumbent, settings, _part_solver(settings, incumbent))
+            search_hierarchically(incumbent, settings, part_solver(settings, incumbent))
             if not small:
                 search_symmetrically(incumbent, settings)
         if method == "auto" and not incumbent.closed(GOOD if small else CLOSED):
@@ -225,14 +222,15 @@ def _search_plainly(incumbent: Incumbent, settings: Settings) -> None:
         search_greedily(incumbent, settings)
 
 
-def _part_solver(settings: Settings, incumbent: Incumbent) -> Callable[[Problem], Schedule]:
-    """How sub-problems are solved: by this portfolio, in a small part of the time that is left."""
-    settings = replace(settings, nchunks=None, thorough=False)
+def part_solver(settings: Settings, incumbent: Incumbent) -> Callable[[Problem], Schedule]:
+    """How sub-problems are solved: in so many rounds, not in so much time, so that the whole is the same every time."""
+    settings = replace(settings, nchunks=None, thorough=False, rounds=1)
 
     def solve(part: Problem) -> Schedule:
-        solved = run(part, settings, time_limit=min(PART_S, PART_SHARE * incumbent.seconds_left))
-        if solved.interrupted:
-            raise KeyboardInterrupt
-        return solved.schedule
+        solved = Incumbent(part, incumbent.seconds_left, lambda progress: None)
+        for search, enough in ((search_flow, NEARLY), (search_greedily, NEARLY), (search_symmetrically, GOOD)):
+            if not solved.closed(enough):
+                search(solved, settings)
+        return solved.chosen()[1]
 
     return solve

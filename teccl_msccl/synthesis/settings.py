@@ -23,6 +23,7 @@ class Settings:
     seed: int = 0
     jobs: int = 2
     thorough: bool = False
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:

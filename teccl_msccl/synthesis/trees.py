@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from math import inf, log
 
 import numpy as np
@@ -158,7 +159,10 @@ def tournament(field: Field, settings: Settings) -> None:
             tell(contender)
         effort = EFFORT
         round_s = 0.0  # a round takes about as long as the one before: half the contenders, twice the effort
-        while contenders and not field.done() and round_s <= field.seconds_left():
+        rounds = count() if settings.rounds is None else range(settings.rounds)
+        for _ in rounds:
+            if not contenders or field.done() or round_s > field.seconds_left():
+                return
             began = time.monotonic()
             list(pool.map(lambda c: field.done() or c.improve(field.floor_us, effort), contenders))  # noqa: B023
             contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
