@@ -10,8 +10,8 @@ from ..schedule.schedule import Schedule
 from .placement import MODES
 from .targets import MAX_NODES_PER_RANK, TARGETS
 
-#: Sends, or parts of sends, that are lowered to find out, a few seconds' worth.
-MOST_SENDS = 9_000
+#: Sends, or parts of sends, that are lowered to find out, a second or two.
+MOST_SENDS = 3_000
 
 
 @dataclass(frozen=True)
