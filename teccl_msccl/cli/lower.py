@@ -18,7 +18,7 @@ def lower(
         Path,
         typer.Argument(
             metavar="SCHEDULE",
-            help="A schedule JSON, as `synth` writes it, or TE-CCL's, SCCL's, TACCL's, ForestColl's.",
+            help="A schedule JSON, as `synth` writes it, or TE-CCL's, SCCL's, TACCL's, ForestColl's; an MSCCL XML.",
         ),
     ],
     file: Annotated[Path, typer.Option("-o", help="The MSCCL XML to write; for mscclpp, the JSON plan.")],

@@ -71,7 +71,10 @@ def synth(
         typer.Option("--epochs", help="The MILP's: fast (a chunk's time on the fastest link), slow, or auto: both."),
     ] = "auto",
     time_limit: Annotated[float, typer.Option("--time-limit", min=0, help="Seconds; 0: the first schedule.")] = 60,
-    start: Annotated[Path | None, typer.Option("--start", help="A schedule JSON to improve on, or to repair.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--start", help="A schedule or MSCCL XML to improve on or repair."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed tries other ties.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Threads.")] = 2,
     target: TargetOption = "executor",
@@ -81,7 +84,7 @@ def synth(
 ) -> None:
     """Synthesize a schedule, lower it, prove the program, and write it as MSCCL XML."""
     from ..files import check_writable, write_text
-    from ..schedule.schedule import Schedule
+    from ..schedule.read import read_start
     from ..synthesis.ask import ask
     from ..synthesis.portfolio import run
     from ..synthesis.settings import Settings
@@ -109,7 +112,7 @@ def synth(
             Settings(nchunks=chunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs),
             method=method,
             time_limit=time_limit,
-            start=None if start is None else Schedule.read(start),
+            start=None if start is None else read_start(start, problem.topology, problem.size_bytes),
             report=progress,
         )
     if synthesis.interrupted:

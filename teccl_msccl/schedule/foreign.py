@@ -44,7 +44,8 @@ class ForeignSchedule:
     """A schedule file of another tool.
 
     `labels` are the file's names of the GPUs, by rank. `rates` is the machine as far as the file tells: from a label
-    to a label, in chunks per µs; None where it says nothing of speeds.
+    to a label, in chunks per µs; None where it says nothing of speeds. `known` is the collective, its root and its
+    chunks per share, where the file names them and its chunks are in their order.
     """
 
     where: str
@@ -53,6 +54,7 @@ class ForeignSchedule:
     chunks: tuple[Pattern, ...]
     hops: tuple[Hop, ...]
     rates: Mapping[tuple[str, str], float] | None
+    known: tuple[str, int, int] | None = None
 
     def schedule(self, topology: Topology | None = None, size_bytes: float | None = None) -> Schedule:
         """The same sends on `topology` (None: the machine that the file tells of, without latencies), each as early
@@ -85,7 +87,11 @@ class ForeignSchedule:
         return replace(schedule, extra={"imported_from": self.tool})
 
     def _demand(self, size_bytes: float | None) -> tuple[Demand, list[int]]:
-        collective, root, nchunks, ids = named(self.chunks, len(self.labels), self.where)
+        if self.known is not None:
+            collective, root, nchunks = self.known
+            ids = list(range(len(self.chunks)))
+        else:
+            collective, root, nchunks, ids = named(self.chunks, len(self.labels), self.where)
         demand = demand_for(collective, len(self.labels), size_bytes or 0.0, nchunks, root)
         if size_bytes is None:
             demand = demand_for(collective, len(self.labels), float(demand.chunks_per_size), nchunks, root)

@@ -22,22 +22,40 @@ _WHAT = "a schedule"
 
 
 def read_schedule(path: str | Path, topology: Topology | None = None, size_bytes: float | None = None) -> Schedule:
-    """The schedule in the file at `path`: our JSON, TE-CCL's, SCCL's, TACCL's, or ForestColl's XML.
+    """The schedule in the file at `path`: our JSON, TE-CCL's, SCCL's, TACCL's, ForestColl's XML, or what a program in
+    MSCCL XML carries out.
 
     `topology` is the machine that another tool's file is for, where it tells of none or not enough; `size_bytes`,
     counted as nccl-tests do, replaces the file's. Other tools' schedules are re-timed and proved. Raises
     `InputError` for a file that is none of these, `Refused` for a schedule that is not right.
     """
+    read = _read(path)
+    if isinstance(read, ForeignSchedule):
+        return read.schedule(topology, size_bytes)
+    return _ours(read, str(path), topology, size_bytes)
+
+
+def read_start(path: str | Path, topology: Topology, size_bytes: float) -> Schedule:
+    """A schedule to begin with: ours as it is, another tool's on `topology` at `size_bytes`. Raises as
+    `read_schedule` does."""
+    read = _read(path)
+    if isinstance(read, ForeignSchedule):
+        return read.schedule(topology, size_bytes)
+    return _ours(read, str(path), None, None)
+
+
+def _read(path: str | Path) -> ForeignSchedule | Any:
+    """Another tool's schedule, or the JSON that may be ours."""
     data = read_bytes(path, _WHAT)
     where = str(path)
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-        return _from_xml(data, where).schedule(topology, size_bytes)
+        return _from_xml(data, where)
     value = parse_json(data, path, _WHAT)
     if is_teccl(value):
-        return read_teccl(value, where).schedule(topology, size_bytes)
+        return read_teccl(value, where)
     if is_sccl(value):
-        return read_sccl(value, where).schedule(topology, size_bytes)
-    return _ours(value, where, topology, size_bytes)
+        return read_sccl(value, where)
+    return value
 
 
 def _from_xml(data: bytes, where: str) -> ForeignSchedule:
@@ -53,7 +71,9 @@ def _from_xml(data: bytes, where: str) -> ForeignSchedule:
         text = " ".join(str(error).split("(<string>")[0].split())
         raise InputError(f"{where}: not well-formed XML: {text}; write the file again") from None
     if root.tag == "algo":
-        raise InputError(f"{where}: is a program already, not a schedule; use check, simulate or run on it")
+        from ..program import lift, xml  # programs are made of schedules, so they import this folder
+
+        return lift.lift(xml.parse(data, where), where)
     if root.tag == "Algo" or root.find("tree") is not None:
         return read_forestcoll(root, where)
     raise InputError(f"{where}: <{root.tag}> is no schedule; ForestColl's trees are in <Algo>")
