@@ -362,7 +362,7 @@ def test_forestcoll(tmp_path: Path) -> None:
     [
         ("</Algo>", "", "not well-formed"),
         ("<Algo", "<!DOCTYPE Algo><Algo", "DOCTYPE"),
-        ("Algo", "algo", "program already"),
+        ("Algo", "algo", "<algo> lacks ngpus"),
         ("Algo", "forest", "no schedule|bandwidths"),
         ('nchunks="1"', 'nchunks="0"', "nchunks='0' must be"),
         ('nchunks="1"', 'nchunks="99999999999999"', "must be a whole number"),
