@@ -28,7 +28,7 @@ from teccl_msccl.synthesis.lp import search_flow
 from teccl_msccl.synthesis.milp import Milp
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.synthesis.settings import Settings
-from teccl_msccl.synthesis.symmetry import search_symmetrically
+from teccl_msccl.synthesis.symmetric_search import search_symmetrically
 from teccl_msccl.synthesis.trees import search_trees
 from teccl_msccl.topology.model import Link, Node, Topology
 

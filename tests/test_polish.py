@@ -28,6 +28,13 @@ def test_a_poor_schedule_is_polished():
     assert better.finish_us < poor.finish_us * 0.8
 
 
+def test_the_same_seed_polishes_alike():
+    far = time.monotonic() + 60
+    one, other = (polished_schedule(poor_schedule(2), solver="cbc", seed=1, deadline=far) for _ in range(2))
+    assert one == other
+    assert one.finish_us == pytest.approx(2.5)  # the optimum
+
+
 def test_what_is_not_freed_stays():
     poor = poor_schedule()
     grid = EpochGrid(poor.topology, poor.demand, 1.0)

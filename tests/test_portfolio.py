@@ -13,6 +13,7 @@ from teccl_msccl import synthesize
 from teccl_msccl.collective.demand import COLLECTIVES, ROOTED, demand_for
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis.baselines.search import BASELINES
 from teccl_msccl.synthesis.bounds import lower_bound_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.hierarchy import Hierarchy
@@ -93,6 +94,21 @@ def test_the_same_seed_gives_the_same_schedule(method):
     assert one(5) == one(5)
     if method == "greedy":  # among others, a baseline is optimal here, whatever the seed
         assert len({one(seed).sends for seed in (0, 10**5, 10**6)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("method", "collective"),
+    [("trees", "allgather"), ("bfb", "allgather"), ("milp", "allgather"), ("astar", "broadcast"), ("lp", "alltoall")]
+    + [(name, "allreduce") for name in BASELINES if "allreduce" in BASELINES[name].serves and name != "hierarchical"],
+)
+def test_every_method_is_deterministic_where_the_time_does_not_bind(method, collective):
+    """The MILP and A* prove their optima, the trees stop when nothing gains."""
+
+    def one(seed: int) -> Schedule:
+        topology = Topology.load("mesh-2x3")
+        return run(topology, collective, 1e5, nchunks=1, method=method, seed=seed, time_limit=60).schedule
+
+    assert one(3) == one(3)
 
 
 # -- a start -------------------------------------------------------------------------------------------------------
