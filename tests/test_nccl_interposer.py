@@ -7,14 +7,20 @@ import json
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import hand_made
 import pytest
 
 from teccl_msccl.runtime.doctor import libraries
+from teccl_msccl.store import launch
+from teccl_msccl.store.build import Plan, build
 from teccl_msccl.store.rounds_file import Served, packed
+from teccl_msccl.store.store import Store
+from teccl_msccl.topology.model import Topology
 
 HERE = Path(__file__).parent
 LIBRARY = libraries()["nccl_interposer"]
@@ -24,25 +30,23 @@ pytestmark = [
     pytest.mark.skipif(not COMPILERS, reason="no C and C++ compiler for the stand-in"),
 ]
 
-spec = importlib.util.spec_from_file_location("driver_programs", HERE / "nccl" / "programs.py")
-programs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(programs)
+
+def beside(name: str) -> ModuleType:
+    """A module of tests/nccl."""
+    spec = importlib.util.spec_from_file_location(f"nccl_{name}", HERE / "nccl" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+programs, standin = beside("programs"), beside("standin")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """The stand-in under the names of what it stands for, the driver program, and the programs it is to run."""
+    """The stand-in, the driver program, and the programs that it is to run."""
     folder = tmp_path_factory.mktemp("nccl")
-    include = f"-I{HERE.parent / 'csrc' / 'nccl'}"
-    sources = [HERE / "nccl" / name for name in ("standin_cuda.cpp", "standin_nccl.cpp")]
-    subprocess.run(
-        ["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-pthread", include, *sources, "-o", folder / "libstandin.so"],
-        check=True,
-    )
-    for name in ("libnccl.so.2", "libcuda.so.1", "libnvrtc.so.12"):
-        (folder / name).symlink_to("libstandin.so")
-    links = [f"-L{folder}", "-l:libnccl.so.2", "-l:libcuda.so.1", "-ldl", "-pthread"]
-    subprocess.run(["cc", "-O0", include, HERE / "nccl" / "driver.c", "-o", folder / "driver", *links], check=True)
+    standin.build_standin(folder)
     (folder / "programs.teccl").write_bytes(packed(programs.served(4), [0] * 4))
     return folder
 
@@ -157,6 +161,28 @@ def test_the_size_chooses_the_program(drive) -> None:
     for count, name in ((first - 1, "small"), (first, "large")):
         done = drive("all", "collective=allgather", "type=float", f"counts={count}", "mode=out", TECCL_DEBUG="INFO")
         assert f"allgather of {4 * count} bytes a share: custom, allgather-{name}\n" in done.text
+
+
+def test_a_store_serves_its_machine(drive, tmp_path, monkeypatch) -> None:
+    """What `store env` says and writes for a store's machine, under an own numbering of its ranks."""
+    monkeypatch.setattr(launch, "tuned", lambda machine: {})
+    monkeypatch.setenv("LD_PRELOAD", f"other.so:{LIBRARY}")
+    topology, store = Topology.load("line-4"), Store(tmp_path)
+    plan = Plan(("allgather", "allreduce", "broadcast"), (1000, 100_000), method="greedy", seconds=0.0, root=2)
+    with ThreadPoolExecutor(1) as engine:
+        build(store, topology, plan, engine, lambda *_: None)
+    order = {0: 3, 1: 2, 2: 1, 3: 0}
+    turned = replace(topology, nodes=tuple(replace(node, rank=order[node.rank]) for node in topology.nodes))
+    for machine in (store.find(topology), store.find(turned)):
+        variables = launch.environment(machine, "nccl", tmp_path)
+        assert variables.pop("LD_PRELOAD") == f"{LIBRARY}:other.so"
+        root = machine.permutation.index(next(each.root for each in machine.manifest.entries if each.root is not None))
+        asked = ["type=half", "op=sum", f"root={root}", "collective=allgather,allreduce,broadcast", "counts=7,9000"]
+        done = drive("all", *asked, **variables)
+        assert done.right, done
+        assert done.collectives() == {0}
+    empty = Store(tmp_path / "empty").open(topology)
+    assert launch.environment(empty, "nccl", tmp_path) == {}
 
 
 def test_the_summary_says_what_ran_and_why_not(drive) -> None:

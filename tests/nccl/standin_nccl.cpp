@@ -137,6 +137,7 @@ void progress(ncclComm_t comm, int plane, std::vector<Transfer> transfers) {
     order.push_back(line);
   }
   int idle = 0;
+  bool lost = false;  // a peer is gone: what it has done is to be seen once more
   while (!order.empty()) {
     bool any = false;
     std::shuffle(order.begin(), order.end(), random);
@@ -147,18 +148,20 @@ void progress(ncclComm_t comm, int plane, std::vector<Transfer> transfers) {
     order.erase(std::remove_if(order.begin(), order.end(), [](const auto& line) { return line.empty(); }), order.end());
     if (any) {
       idle = 0;
+      lost = false;
       continue;
     }
-    if (comm->aborted) return;
+    if (comm->aborted || order.empty()) return;
+    if (lost) {
+      comm->error = ncclRemoteError;
+      return;
+    }
     std::this_thread::yield();
     if (++idle < 200) continue;
     usleep(100);
     for (const auto& line : order) {
       const int pid = comm->shared->pids[line.back()->peer];
-      if (pid > 0 && kill(pid, 0) != 0) {
-        comm->error = ncclRemoteError;
-        return;
-      }
+      lost = lost || (pid > 0 && kill(pid, 0) != 0);
     }
   }
 }
@@ -230,6 +233,7 @@ ncclResult_t collective(std::uint32_t kind, const void* send, std::size_t bytes,
   if (comm == nullptr) return ncclInvalidArgument;
   ++collective_calls;
   auto work = [=] {
+    if (bytes == 0) return;
     std::vector<std::vector<char>> inputs(comm->nranks, std::vector<char>(bytes));
     if (send != nullptr) std::memcpy(inputs[comm->rank].data(), send, bytes);
     std::vector<Transfer> transfers;
@@ -238,7 +242,7 @@ ncclResult_t collective(std::uint32_t kind, const void* send, std::size_t bytes,
       transfers.push_back({true, peer, kind, 0, 1, inputs[comm->rank].data(), bytes});
       transfers.push_back({false, peer, kind, 0, 1, inputs[peer].data(), bytes});
     }
-    if (bytes > 0) progress(comm, 1, transfers);
+    progress(comm, 1, transfers);
     if (comm->error == ncclSuccess) take(inputs);
   };
   return asked({comm, stream, {}, work});
@@ -349,6 +353,7 @@ ncclResult_t ncclRecv(void* at, size_t count, ncclDataType_t type, int peer, ncc
 }
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  if (comm == nullptr || bytes_of(type) == 0) return ncclInvalidArgument;
   const std::size_t bytes = count * bytes_of(type);
   return collective(1, send, bytes, comm, stream, [=](const auto& inputs) {
     for (std::size_t rank = 0; rank < inputs.size(); ++rank)
