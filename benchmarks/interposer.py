@@ -16,9 +16,9 @@ from pathlib import Path
 from teccl_msccl.runtime.doctor import libraries
 from teccl_msccl.store.rounds_file import packed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "nccl"))
-from programs import served
-from standin import build_standin
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from nccl_standin.programs import served
+from nccl_standin.standin import build_standin
 
 #: What, the driver program's name for it, and nanoseconds at most.
 TARGETS = (("overhead of a delegated call", "delegated_ns", 200), ("selection of a program", "selection_ns", 2000))

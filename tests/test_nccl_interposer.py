@@ -1,8 +1,7 @@
-"""The NCCL interposer in real processes, over a stand-in for NCCL and CUDA in host memory (tests/nccl)."""
+"""The NCCL interposer in real processes, over a stand-in for NCCL and CUDA in host memory (tests/nccl_standin)."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -10,10 +9,10 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import hand_made
 import pytest
+from nccl_standin import programs, standin
 
 from teccl_msccl.runtime.doctor import libraries
 from teccl_msccl.store import launch
@@ -22,24 +21,12 @@ from teccl_msccl.store.rounds_file import Served, packed
 from teccl_msccl.store.store import Store
 from teccl_msccl.topology.model import Topology
 
-HERE = Path(__file__).parent
 LIBRARY = libraries()["nccl_interposer"]
 COMPILERS = shutil.which("c++") and shutil.which("cc")
 pytestmark = [
     pytest.mark.skipif(LIBRARY is None, reason="this build has no libteccl_nccl.so"),
     pytest.mark.skipif(not COMPILERS, reason="no C and C++ compiler for the stand-in"),
 ]
-
-
-def beside(name: str) -> ModuleType:
-    """A module of tests/nccl."""
-    spec = importlib.util.spec_from_file_location(f"nccl_{name}", HERE / "nccl" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-programs, standin = beside("programs"), beside("standin")
 
 
 @pytest.fixture(scope="module")
@@ -303,6 +290,12 @@ def test_a_rank_that_dies(drive, scenario) -> None:
     done = drive(scenario)
     assert done.right, done
     assert len(done.ranks) == 3
+
+
+def test_a_rank_that_is_not_preloaded(drive) -> None:
+    done = drive("absent", TECCL_NCCL_TIMEOUT="1")
+    assert done.right, done
+    assert done.text.count("is the library preloaded on all of them?") == 3
 
 
 def test_no_memory(drive) -> None:

@@ -313,6 +313,9 @@ def test_commands(copied, capsys, tmp_path) -> None:
     assert told(capsys, "store", "diff", tmp_path / "empty", *where)[0] == 1
     code, answer = told(capsys, "store", "env", "--runtime", "executor", "--topology", "mesh-2x3", *where)
     assert code == 0 and set(answer) == {"NCCL_MSCCL_ENABLE", "MSCCL_ALGO_DIR"}
+    code, answer = told(capsys, "store", "export", "mesh-2x3", "--nccl", "-o", tmp_path / "nccl", *where)
+    assert code == 0 and answer["left_out"] == [] and (tmp_path / "nccl").read_bytes().startswith(b"TECCLNC1")
+    assert told(capsys, "store", "export", "mesh-2x3", "--nccl", "-o", tmp_path, *where)[0] == 2
     assert told(capsys, "store", "env", "--runtime", "nope", "--topology", "mesh-2x3", *where)[0] == 2
 
 

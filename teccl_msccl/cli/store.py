@@ -192,7 +192,7 @@ def diff(
 def export(
     topology: TopologyArgument,
     directory: Annotated[
-        Path, typer.Option("-o", help="A directory for the files (made if missing); a file with --tuner.")
+        Path, typer.Option("-o", help="A directory for the files (made if missing); a file with --tuner and --nccl.")
     ],
     hosts: HostsOption = 1,
     network: NetworkOption = None,
@@ -200,15 +200,28 @@ def export(
     tuner: Annotated[
         bool, typer.Option("--tuner", help="Instead, the NCCL tuner plugin's cost file, to the file -o.")
     ] = False,
+    nccl: Annotated[
+        bool, typer.Option("--nccl", help="Instead, the NCCL interposer's programs, to the file -o.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Copy a machine's files for its ranks to a directory that a runtime can be pointed at, each checked first."""
-    from ..files import check_writable, write_text
+    from ..files import check_writable, write_bytes, write_text
     from ..store.launch import exported
+    from ..store.rounds_file import rounds_file
     from ..store.store import Store
     from ..store.tuner_file import cost_file
 
     machine = machine_of(Store(store), topology, hosts, network)
+    if nccl:
+        check_writable(directory)
+        data, left_out = rounds_file(machine)
+        write_bytes(directory, data)
+        for why in left_out:
+            output.note(f"left out: {why}")
+        answer = {"file": str(directory), "left_out": left_out}
+        output.answer(answer, lambda: print(f"{directory}: {len(data)} bytes of programs"))
+        return
     if tuner:
         check_writable(directory)
         text = cost_file(machine).read_text()

@@ -497,6 +497,20 @@ static void scenario_early_death(void) {
   if (ncclCommInitRank(&comm, asked.ranks, common->id, rank) != ncclRemoteError) ++wrong;
 }
 
+/* The last rank is not preloaded, and does not compare programs: the others do not wait for ever. */
+static void scenario_absent(void) {
+  ncclComm_t comm;
+  if (rank == asked.ranks - 1) {
+    void* handle = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+    typedef ncclResult_t (*Init)(ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*);
+    NCCL(((Init)dlsym(handle, "ncclCommInitRankConfig"))(&comm, asked.ranks, common->id, rank, NULL));
+    while (common->second_ready < asked.ranks - 1) usleep(1000);
+    return;
+  }
+  if (ncclCommInitRank(&comm, asked.ranks, common->id, rank) != ncclSystemError) ++wrong;
+  __sync_fetch_and_add(&common->second_ready, 1);
+}
+
 /* No memory for scratch. */
 static void scenario_no_memory(void) {
   ncclComm_t comm = world();
@@ -586,7 +600,7 @@ static const struct { const char* name; void (*run)(void); } scenarios[] = {
     {"streams", scenario_streams}, {"two_streams", scenario_two_streams}, {"split", scenario_split}, {"grow", scenario_grow},
     {"scalable", scenario_scalable}, {"nonblocking", scenario_nonblocking}, {"premul", scenario_premul},
     {"errors", scenario_errors}, {"death", scenario_death}, {"early_death", scenario_early_death},
-    {"no_memory", scenario_no_memory}, {"one_process", scenario_one_process}, {"overhead", scenario_overhead},
+    {"absent", scenario_absent}, {"no_memory", scenario_no_memory}, {"one_process", scenario_one_process}, {"overhead", scenario_overhead},
 };
 
 static int run_rank(void) {
