@@ -90,6 +90,17 @@ def test_epochs_are_a_chunk_on_the_fastest_or_the_slowest_link(alpha_us, asked, 
     assert epochs_of(line, demand_for("allgather", 3, 3 * 5e4, 1), asked) == pytest.approx(epochs)
 
 
+def test_a_start_that_cannot_be_improved_is_proved_optimal():
+    """An allgather of one chunk on DGX-1 takes the greedy schedule's epochs and no fewer; the model says so."""
+    result = run(Topology.load("teccl-dgx1"), "allgather", 1e6, method="milp", nchunks=1, epochs="fast", time_limit=60)
+    (report,) = result.milp
+    assert (report.outcome.status, report.epochs, report.epochs_bound) == ("optimal", 5, 5)
+    assert report.outcome.columns > 0
+    assert report.outcome.rows > 0
+    assert report.finish_us is None
+    assert report.outcome.dual_bound == pytest.approx(0, abs=1e-3)
+
+
 @pytest.mark.parametrize("method", ["milp", "astar"])
 @pytest.mark.parametrize("epochs", ["fast", "slow", "auto"])
 def test_epochs_may_be_chosen(method, epochs):

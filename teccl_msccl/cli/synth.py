@@ -211,8 +211,9 @@ def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path 
     ]
     for report in synthesis.milp:
         after = "nothing better" if report.finish_us is None else f"{report.finish_us:.3f} µs"
+        epochs = f"{report.epochs or 'none found'}, at least {report.epochs_bound}"
         lines.append(
-            f"  milp      {report.outcome.solver}, {report.nchunks} chunk(s), {report.grid} epochs: "
+            f"  milp      {report.outcome.solver}, {report.nchunks} chunk(s), {report.grid} epochs ({epochs}): "
             f"{report.outcome.status}, {report.outcome.columns} columns, {report.outcome.rows} rows; "
             f"{report.start_us:.3f} → {after}"
         )

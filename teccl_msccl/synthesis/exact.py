@@ -22,6 +22,8 @@ AUTO_MODEL_S = 4.0
 AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
+#: Seconds that a send variable takes to build, rows and buffers included: what would not be built in time is left out.
+COLUMN_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
     incumbent.phase = "milp"
     thorough = settings.thorough
     deadline = incumbent.deadline if thorough else min(incumbent.deadline, time.monotonic() + AUTO_MILP_S)
-    for i, model, name in _models(incumbent, settings, MAX_COLUMNS if thorough else AUTO_COLUMNS):
+    for i, model, name, columns in _models(incumbent, settings, MAX_COLUMNS if thorough else AUTO_COLUMNS):
         left = deadline - time.monotonic()
-        if left <= 0 or incumbent.closed(CLOSED if thorough else AUTO_GAP):
+        if left <= columns * COLUMN_S or incumbent.closed(CLOSED if thorough else AUTO_GAP):
             return
         incumbent.tell()
         seconds = left if thorough else min(AUTO_MODEL_S, left)
@@ -60,9 +62,11 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
             incumbent.offer(i, better)
 
 
-def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[int, Milp, str]]:
-    """The models with at most `most` columns that may improve on the best of their stage, smallest first."""
+def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[int, Milp, str, int]]:
+    """The models with at most `most` columns that may improve on the best of their stage, smallest first; of a chunk
+    count that was asked for also those that can only prove that their start is optimal."""
     models = []
+    proofs = settings.thorough and settings.nchunks is not None
     for i, stage in enumerate(incumbent.stages):
         best_us = min((part.finish_us for part in incumbent.parts[i].values()), default=0.0)
         for part in incumbent.parts[i].values():
@@ -71,11 +75,11 @@ def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[i
             choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
             if choices > most or incumbent.seconds_left <= 0:
                 continue
-            if whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
+            if not proofs and whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                 continue
             for name, tau in epochs_of(stage.topology, part.demand, settings.epochs).items():
                 model = Milp(EpochGrid(stage.topology, part.demand, tau), part, settings.solver)
                 columns = model.columns(most + 1)
-                if model.horizon > model.first_late and columns <= most:
+                if (proofs or model.horizon > model.first_late) and columns <= most:
                     models.append((columns, i, model, name))
-    return [(i, model, name) for _, i, model, name in sorted(models, key=lambda entry: entry[0])]
+    return [(i, model, name, columns) for columns, i, model, name in sorted(models, key=lambda entry: entry[0])]

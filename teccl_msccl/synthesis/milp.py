@@ -92,9 +92,10 @@ class Milp:
         return sum(1 for _ in islice((key for key in self._keys() if not self._held_fast(key)), most))
 
     def improve(self, *, seconds: float, threads: int = 2, seed: int = 0) -> MilpResult:
-        """Search for fewer epochs for at most `seconds`, starting from the given schedule."""
+        """Search for fewer epochs for at most `seconds`, building the model included, from the given schedule on."""
+        finish_by = time.monotonic() + seconds
         model, sends = self._build()
-        outcome = solve(model, self.solver, seconds=seconds, threads=threads, seed=seed)
+        outcome = solve(model, self.solver, seconds=finish_by - time.monotonic(), threads=threads, seed=seed)
         bound = self._epochs_bound(outcome)
         if outcome.objective is None:
             return MilpResult(None, outcome, None, bound)
