@@ -154,9 +154,15 @@ def search(row: Row, file: Path, method: str, time_limit: float) -> dict[str, fl
     return figures
 
 
-def measure(row: Row, file: Path, method: str, time_limit: float) -> tuple[bool, float]:
-    """Search, print the row, and say whether it reached its target and how long it took."""
-    figures = search(row, file, method, time_limit)
+def known(log: Path | None) -> dict[str, dict[str, float]]:
+    """The figures of earlier runs, by row."""
+    if log is None or not log.exists():
+        return {}
+    return {entry["row"]: entry["figures"] for entry in map(json.loads, log.read_text().splitlines())}
+
+
+def measure(row: Row, figures: dict[str, float] | str) -> tuple[bool, float]:
+    """Print the row, and say whether it reached its target and how long it took."""
     name = f"{row.topology:12} {row.collective:14} {row.size:>6}"
     if isinstance(figures, str):
         print(f"{name}  failed: {figures}", flush=True)
@@ -182,6 +188,7 @@ def main() -> int:
     parser.add_argument("--size", action="append")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds per row")
+    parser.add_argument("--log", type=Path, help="figures are kept here as they come, and not measured again")
     asked = parser.parse_args()
     chosen = [
         row
@@ -194,9 +201,19 @@ def main() -> int:
         f"{'topology':12} {'collective':14} {'size':>6} {'target µs':>11} {'finish µs':>11} {'bound µs':>11} "
         f"{'gap':>8} {'s':>6} {'cpu s':>6} {'MB':>6} {'chunks':>6} {'method':>8}"
     )
-    results = [
-        measure(row, asked.topologies / f"{row.topology}.json", asked.method, asked.time_limit) for row in chosen
-    ]
+    results, done = [], known(asked.log)
+    for row in chosen:
+        key = f"{row.topology} {row.collective} {row.size} {asked.method} {asked.time_limit:g}"
+        if key not in done:
+            figures = search(row, asked.topologies / f"{row.topology}.json", asked.method, asked.time_limit)
+            if isinstance(figures, str):
+                results.append(measure(row, figures))
+                continue
+            done[key] = figures
+            if asked.log is not None:
+                with asked.log.open("a") as log:
+                    log.write(json.dumps({"row": key, "figures": figures}) + "\n")
+        results.append(measure(row, done[key]))
     if not results:
         print("no row matches")
         return 2
