@@ -26,6 +26,7 @@ from .levels import search_levels
 from .lp import ENOUGH, search_flow
 from .polish import polish
 from .problem import Problem
+from .rails import search_rails
 from .settings import Settings
 from .solver import new_model
 from .symmetric_search import search_symmetrically
@@ -159,6 +160,7 @@ def run(
             if not incumbent.closed(NEARLY):
                 search_trees(incumbent, settings)
         if method == "auto" and not incumbent.closed(GOOD if small else ENOUGH):
+            search_rails(incumbent, settings)
             search_hierarchically(incumbent, settings, part_solver(settings, incumbent))
             if not small:
                 search_symmetrically(incumbent, settings)
