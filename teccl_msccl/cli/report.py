@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    file: Annotated[Path, typer.Argument(help="A program (MSCCL XML) or a schedule, ours or another tool's.")],
+    file: Annotated[Path, typer.Argument(help="A program (MSCCL XML or MSCCL++ plan) or a schedule, ours or others'.")],
     page_file: Annotated[Path, typer.Option("-o", help="The page to write.")] = Path("report.html"),
     topology: Annotated[
         str | None, typer.Option("--topology", help="The machine, as for `synth`: for programs and others' schedules.")
@@ -74,9 +74,10 @@ def _facts(
 ) -> Facts:
     from ..collective.size import parse_size
     from ..errors import InputError
-    from ..files import read_bytes
+    from ..files import read_bytes, read_json
     from ..program import xml
-    from ..report.facts import program_facts, schedule_facts, sizes_for
+    from ..program.plan_file import is_plan
+    from ..report.facts import plan_facts, program_facts, schedule_facts, sizes_for
     from ..schedule.read import read_schedule
     from ..topology.model import Topology
 
@@ -88,6 +89,10 @@ def _facts(
             raise InputError(f"{file}: a program does not tell its machine; name its --topology")
         swept = [] if quick else sizes_for(machine)
         return program_facts(xml.parse(data, str(file)), machine, size_bytes or 64e6, swept, root)
+    if file.suffix == ".json" and is_plan(value := read_json(file, "a schedule or a plan")):
+        if machine is None:
+            raise InputError(f"{file}: a plan does not tell its machine; name its --topology")
+        return plan_facts(value, str(file), machine, size_bytes or 64e6, [] if quick else sizes_for(machine))
     schedule = read_schedule(file, machine, size_bytes)
     swept = [] if quick else sizes_for(schedule.topology)
     return schedule_facts(schedule, swept)

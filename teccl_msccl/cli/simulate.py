@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def simulate(
-    file: Annotated[Path, typer.Argument(help="A program: MSCCL XML, ours or anyone's.")],
+    file: Annotated[Path, typer.Argument(help="A program, MSCCL XML or MSCCL++ plan, ours or anyone's.")],
     topology: Annotated[str, typer.Option("--topology", help="A preset's name or a file (see `topo list`).")],
     size: Annotated[str, typer.Option("--size", help="Size as in nccl-tests: 64MB, 1GiB, bytes.")],
     hosts: Annotated[int, typer.Option("--hosts", help="That many hosts of the topology.")] = 1,
@@ -39,8 +39,11 @@ def simulate(
 
     check_writable(trace)
     size_bytes = parse_size(size)
-    program = xml.read(file)
     machine = Topology.load(topology, hosts=hosts, network=network)
+    if file.suffix == ".json":
+        _simulate_plan(file, machine, size_bytes, trace)
+        return
+    program = xml.read(file)
     if not target_named(program.target).takes_bytes(program.min_bytes, program.max_bytes, size_bytes):
         limit = format_size(program.max_bytes) if program.max_bytes else "any size"
         output.warn(
@@ -62,22 +65,48 @@ def simulate(
     )
 
 
+def _simulate_plan(file: Path, machine: Topology, size_bytes: float, trace: Path | None) -> None:
+    from ..collective.size import format_size
+    from ..files import read_json
+    from ..program.plan_file import plan_file
+    from ..program.simulate_plan import simulate_plan
+
+    plan = plan_file(read_json(file, "a plan"), str(file))
+    if not plan.min_bytes <= size_bytes <= plan.max_bytes:
+        output.warn(
+            f"{file}: is for {format_size(plan.min_bytes)} to {format_size(plan.max_bytes)}, "
+            f"not for {format_size(size_bytes)}"
+        )
+    timing = simulate_plan(plan, machine, size_bytes)
+    if trace is not None:
+        from ..report.trace import write_plan_trace
+
+        write_plan_trace(trace, plan, machine, timing)
+    answer = timing.to_json()
+    for key in ("steps", "transfers"):  # the trace has them
+        del answer[key]
+    output.answer(
+        answer | ({"trace": str(trace)} if trace else {}),
+        lambda: _show(f"{file} on {machine.name}, {format_size(size_bytes)}", machine, "", timing),
+    )
+
+
 def _show(title: str, machine: Topology, protocol: str, timing: ProgramTiming, rows: int = 12) -> None:
     from rich.table import Table
 
     from ..collective.size import format_size
+    from ..report.trace import link_name
 
     output.stdout.print(title, markup=False, soft_wrap=True)
+    rules = f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)"
     output.stdout.print(
-        f"finish {timing.finish_us:.2f} µs, algbw {timing.algbw_GBps:.2f} GB/s, "
-        f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)",
+        f"finish {timing.finish_us:.2f} µs, algbw {timing.algbw_GBps:.2f} GB/s, {rules if protocol else 'launch apart'}",
         soft_wrap=True,
     )
     links = Table("link", "from → to", "busy µs", "used", "data", title="Busiest links", title_justify="left")
     for use in sorted(timing.links, key=lambda use: -use.busy_us)[:rows]:
-        link = machine.link_by_id[use.link]
-        ends = f"{_node(machine, link.src)} → {_node(machine, link.dst)}"
-        links.add_row(str(use.link), ends, f"{use.busy_us:.2f}", f"{use.utilisation:.1%}", format_size(use.bytes))
+        name = link_name(machine, use.link)
+        links.add_row(str(use.link), name, f"{use.busy_us:.2f}", f"{use.utilisation:.1%}", format_size(use.bytes))
     output.stdout.print(links)
     threadblocks = Table("gpu", "tb", "busy µs", "used", "ends µs", title="Busiest threadblocks", title_justify="left")
     for tb in sorted(timing.threadblocks, key=lambda tb: -tb.busy_us)[:rows]:
@@ -96,8 +125,3 @@ def _show(title: str, machine: Topology, protocol: str, timing: ProgramTiming, r
             f"{step.start_us:.2f}", f"{step.end_us:.2f}", step.why,
         )  # fmt: skip
     output.stdout.print(path)
-
-
-def _node(machine: Topology, id: int) -> str:
-    node = machine.node_by_id[id]
-    return node.name or (f"gpu {node.rank}" if node.kind == "gpu" else f"{node.kind} {node.id}")

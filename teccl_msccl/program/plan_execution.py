@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
 
 import numpy as np
 
 from .finding import Finding, error, warning
 from .plan_clock import Block, Clock, Event, Port
-from .plan_file import Op, PlanFile
+from .plan_file import End, Op, PlanFile, channel_pairs
 from .plan_memory import Content, Memory
-
-#: A channel as one rank has it: rank, type, position.
-End = tuple[int, str, int]
 
 _PAIRWISE = frozenset({"put", "pws", "pwsf", "copy", "get"})
 _REDUCING = frozenset({"re", "rre", "res", "rres"})
@@ -46,7 +42,7 @@ class Execution:
             self.of_rank.append(mine)
             self.blocks += mine
         self.memory = Memory(plan, self.of_rank, self.findings.append)
-        self.peer_end = dict(self._pairs())
+        self.peer_end = dict(channel_pairs(plan))
         self.signals: dict[End, deque[tuple[Clock, Clock, bool]]] = defaultdict(deque)
         self.tokens: dict[tuple[int, int], deque[tuple[Clock, Clock]]] = defaultdict(deque)
         zero = np.zeros(total, dtype=np.int32)
@@ -58,18 +54,6 @@ class Execution:
         self.gathered: dict[tuple[int, int], list[Block]] = defaultdict(list)
         self.root: int | None = None
         self.finished = False
-
-    def _pairs(self) -> Iterator[tuple[End, End]]:
-        """Every channel end and the peer's: the k-th to a peer is joined to the peer's k-th back."""
-        for rank, gpu in enumerate(self.plan.gpus):
-            for kind, peers in gpu.peers.items():
-                if kind == "switch":
-                    continue
-                count: Counter[int] = Counter()
-                for position, peer in enumerate(peers):
-                    back = [i for i, other in enumerate(self.plan.gpus[peer].peers[kind]) if other == rank]
-                    yield (rank, kind, position), (peer, kind, back[count[peer]])
-                    count[peer] += 1
 
     def report(self, code: str, text: str, event: Event | None = None, level: str = "error") -> None:
         make = error if level == "error" else warning

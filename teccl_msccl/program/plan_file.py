@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from ..errors import InputError
 from ..files import require_keys
 
 BUFFERS = ("i", "o", "s")
+#: A channel as one rank has it: rank, type, position.
+End = tuple[int, str, int]
 CHANNEL_TYPES = ("memory", "port", "switch", "none")
 #: Chunks, channels and the like beyond this are no plan's.
 _MOST = 2**20
@@ -100,6 +103,19 @@ def plan_file(value: Any, where: str) -> PlanFile:
         max_bytes=_whole(value.get("max_message_size", 2**64 - 1), f"{where}: max_message_size", 0, 2**64),
         gpus=tuple(_Reader(gpu, rank, len(gpus), f"{where}: gpus[{rank}]").gpu() for rank, gpu in enumerate(gpus)),
     )
+
+
+def channel_pairs(plan: PlanFile) -> Iterator[tuple[End, End]]:
+    """Every channel end and the peer's: the k-th to a peer is joined to the peer's k-th back."""
+    for rank, gpu in enumerate(plan.gpus):
+        for kind, peers in gpu.peers.items():
+            if kind == "switch":
+                continue
+            count: Counter[int] = Counter()
+            for position, peer in enumerate(peers):
+                back = [i for i, other in enumerate(plan.gpus[peer].peers[kind]) if other == rank]
+                yield (rank, kind, position), (peer, kind, back[count[peer]])
+                count[peer] += 1
 
 
 class _Reader:

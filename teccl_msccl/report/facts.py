@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from ..collective.demand import COLLECTIVES, Demand, demand_for
+from ..collective.demand import COLLECTIVES, Demand, collective_named, demand_for
 from ..collective.size import format_size
 from ..program.check import Verdict, check
+from ..program.check_plan import check_plan
+from ..program.plan_file import plan_file
 from ..program.program import Program
 from ..program.simulate import ProgramTiming, simulate, timeline
+from ..program.simulate_plan import simulate_plan
 from ..schedule.read import resized
 from ..schedule.schedule import Schedule
 from ..synthesis.bounds import program_bounds
 from ..topology.model import Topology
 from .chart import Gantt
-from .gantt import program_gantt, schedule_gantt
+from .gantt import plan_gantt, program_gantt, schedule_gantt
 from .sweep import SizeRow, geometric_sizes, sweep
 
 #: Up to so many GPUs many sizes are worked out, up to so many some, beyond none.
@@ -102,6 +106,30 @@ def program_facts(
         finish_us=timing.finish_us,
         gantt=program_gantt(program, topology, timeline(program, topology, size_bytes)),
         bounds=_bounds(topology, demand) if demand is not None else (),
+        verdict=verdict,
+        timing=timing,
+        sweep=tuple(rows),
+    )
+
+
+def plan_facts(value: Any, where: str, topology: Topology, size_bytes: float, sizes: Sequence[float] = ()) -> Facts:
+    """The report of the MSCCL++ plan in the JSON `value`: checked, and simulated; over `sizes` too."""
+    plan, verdict = plan_file(value, where), check_plan(value, where)
+    timing = simulate_plan(plan, topology, size_bytes)
+    collective, root = collective_named(plan.collective), verdict.root or 0
+
+    def timed(size: float) -> Schedule:
+        demand = demand_for(collective, topology.nranks, size, 1, root)
+        return Schedule(topology, demand, (), simulate_plan(plan, topology, size).finish_us)
+
+    rows = sweep(topology, collective, sizes, root=root, time_limit=SECONDS_A_BASELINE, ours=timed) if sizes else []
+    return Facts(
+        title=f"{plan.name}: {collective} of {format_size(size_bytes)} on {topology.name}",
+        topology=topology,
+        size_bytes=size_bytes,
+        finish_us=timing.finish_us,
+        gantt=plan_gantt(plan, topology, timing),
+        bounds=_bounds(topology, demand_for(collective, topology.nranks, size_bytes, 1, root)),
         verdict=verdict,
         timing=timing,
         sweep=tuple(rows),

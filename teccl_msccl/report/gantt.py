@@ -6,8 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ..program.plan_file import PlanFile
 from ..program.program import SENDING, Program
 from ..program.simulate import Timeline
+from ..program.simulate_plan import PlanTiming
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from .chart import Bar, Gantt, Row
@@ -54,6 +56,16 @@ def program_gantt(program: Program, topology: Topology, timeline: Timeline) -> G
             for link in timeline.routes.get((step.gpu, step.tb), ()):
                 bars[link].append(Bar(step.start_us, step.end_us, text))
     return _gantt(topology, bars, max((step.end_us for step in timeline.steps), default=0.0))
+
+
+def plan_gantt(plan: PlanFile, topology: Topology, timing: PlanTiming) -> Gantt:
+    """The links of a simulated MSCCL++ plan."""
+    bars: dict[int, list[Bar]] = defaultdict(list)
+    for move in timing.transfers:
+        name = plan.gpus[move.gpu].threadblocks[move.tb].ops[move.op].name
+        text = f"GPU {move.gpu} tb {move.tb} op {move.op} ({name})"
+        bars[move.link].append(Bar(move.start_us, move.end_us, text))
+    return _gantt(topology, bars, timing.finish_us)
 
 
 def _gantt(topology: Topology, bars: dict[int, list[Bar]], finish_us: float) -> Gantt:

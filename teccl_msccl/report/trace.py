@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from ..program.plan_file import PlanFile
 from ..program.program import SENDING, Program
 from ..program.simulate import ProgramTiming, Timeline
+from ..program.simulate_plan import PlanTiming
 from ..topology.model import Topology
 
 _LINKS = 0
@@ -29,6 +31,44 @@ def write_trace(
         "finish_us": timing.finish_us,
         "iterations": f"{timeline.iterations} of {timeline.of}",
     }
+    _write(path, events, about)
+
+
+def write_plan_trace(path: str | Path, plan: PlanFile, topology: Topology, timing: PlanTiming) -> None:
+    """Write the trace of a simulated MSCCL++ plan, atomically: a slice for every operation that moves data."""
+    about = {"program": plan.name, "topology": topology.name, "finish_us": timing.finish_us}
+    _write(path, list(plan_trace_events(plan, topology, timing)), about)
+
+
+def plan_trace_events(plan: PlanFile, topology: Topology, timing: PlanTiming) -> Iterator[dict[str, Any]]:
+    """The events of `write_plan_trace`."""
+    yield _name("process_name", _LINKS, 0, "links")
+    for id in sorted({move.link for move in timing.transfers}):
+        yield _name("thread_name", _LINKS, id, link_name(topology, id))
+    for gpu, g in enumerate(plan.gpus):
+        yield _name("process_name", gpu + 1, 0, f"GPU {gpu}")
+        for tb in range(len(g.threadblocks)):
+            yield _name("thread_name", gpu + 1, tb, f"tb {tb}")
+    critical = {(step.gpu, step.tb, step.step) for step in timing.critical_path}
+    for step in timing.steps:
+        name = plan.gpus[step.gpu].threadblocks[step.tb].ops[step.step].name
+        where = {"gpu": step.gpu, "tb": step.tb, "op": step.step, "waited for": step.why}
+        kind = "critical" if (step.gpu, step.tb, step.step) in critical else name
+        yield _slice(name, kind, step.gpu + 1, step.tb, step.start_us, step.end_us, where)
+    for move in timing.transfers:
+        name = plan.gpus[move.gpu].threadblocks[move.tb].ops[move.op].name
+        where = {"gpu": move.gpu, "tb": move.tb, "op": move.op}
+        yield _slice(name, name, _LINKS, move.link, move.start_us, move.end_us, where)
+
+
+def _slice(
+    name: str, kind: str, process: int, thread: int, start_us: float, end_us: float, about: dict[str, Any]
+) -> dict[str, Any]:
+    return {"name": name, "ph": "X", "ts": start_us, "dur": end_us - start_us, "cat": kind, "args": about,
+            "pid": process, "tid": thread}  # fmt: skip
+
+
+def _write(path: str | Path, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}) + "\n")
 
 
