@@ -98,9 +98,9 @@ def _show(title: str, machine: Topology, protocol: str, timing: ProgramTiming, r
     from ..report.trace import link_name
 
     output.stdout.print(title, markup=False, soft_wrap=True)
-    rules = f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)"
+    rules = f"{protocol}'s launch {timing.launch_us:g} µs apart, {timing.iterations} iteration(s)" if protocol else ""
     output.stdout.print(
-        f"finish {timing.finish_us:.2f} µs, algbw {timing.algbw_GBps:.2f} GB/s, {rules if protocol else 'launch apart'}",
+        f"finish {timing.finish_us:.2f} µs, algbw {timing.algbw_GBps:.2f} GB/s, {rules or 'launch apart'}",
         soft_wrap=True,
     )
     links = Table("link", "from → to", "busy µs", "used", "data", title="Busiest links", title_justify="left")
