@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,44 @@ def tensors(
             ours = given.clone()
             dist.broadcast(ours, 1, group=group)
             note(f"broadcast{how}", torch.equal(ours, tensor(size, dtype, 1)))
+            ours, theirs = given.clone(), given.clone()
+            dist.reduce(ours, 1, group=group)
+            dist.all_reduce(theirs, group=gloo)
+            note(f"reduce{how}", same(ours, theirs) if rank == 1 else torch.equal(ours, given))
+            rows = [torch.empty(size, dtype=dtype) for _ in range(n)] if rank == 1 else None
+            dist.gather(given, rows, 1, group=group)
+            note(f"gather{how}", rows is None or all(torch.equal(rows[r], tensor(size, dtype, r)) for r in range(n)))
+            ours = torch.empty(size, dtype=dtype)
+            dist.scatter(ours, [tensor(size, dtype, 7 + r) for r in range(n)] if rank == 1 else None, 1, group=group)
+            note(f"scatter{how}", torch.equal(ours, tensor(size, dtype, 7 + rank)))
+    for dtype in (torch.int16, torch.complex64, torch.int64):
+        ours = torch.full((5,), rank + 1).to(dtype)
+        dist.all_reduce(ours, group=group)
+        note(f"other dtypes{how}", torch.equal(ours, torch.full((5,), n * (n + 1) // 2).to(dtype)))
+    ours = torch.full((5,), 1 << rank)
+    dist.all_reduce(ours, dist.ReduceOp.BOR, group=group)
+    note(f"bitwise{how}", torch.equal(ours, torch.full((5,), (1 << n) - 1)))
+    longer = [torch.full((r + 1,), float(r)) for r in range(n)]
+    lists = [torch.empty(r + 1) for r in range(n)]
+    dist.all_gather(lists, longer[rank], group=group)
+    note(f"allgather of a list{how}", all(map(torch.equal, lists, longer)))
+    ours = torch.empty(rank + 1)
+    dist.reduce_scatter(ours, longer, group=group)
+    note(f"reduce_scatter{how}", torch.equal(ours, n * longer[rank]))
+    received = [torch.empty(r + 1 + rank) for r in range(n)]
+    dist.all_to_all(received, [torch.full((rank + 1 + r,), float(rank)) for r in range(n)], group=group)
+    note(
+        f"alltoall{how}",
+        all(torch.equal(each, torch.full((r + 1 + rank,), float(r))) for r, each in enumerate(received)),
+    )
+    coalesced = [torch.full((k + 1,), float(rank)) for k in range(3)]
+    with dist._coalescing_manager(group or dist.group.WORLD):
+        for each in coalesced:
+            dist.all_reduce(each, group=group)
+    note(
+        f"coalesced{how}",
+        all(torch.equal(each, torch.full((k + 1,), n * (n - 1) / 2)) for k, each in enumerate(coalesced)),
+    )
 
 
 def collectives(gloo: dist.ProcessGroup) -> dict[str, bool]:
@@ -109,10 +148,29 @@ def collectives(gloo: dist.ProcessGroup) -> dict[str, bool]:
     given = torch.ones(6) * rank
     total = functional.all_reduce(given, "sum", dist.group.WORLD)
     note("functional", same(torch.as_tensor(total.wait()), torch.ones(6) * sum(range(n))))
+    compiled = torch.compile(lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1, backend="aot_eager")
+    note("compiled", same(compiled(torch.ones(4) * rank), torch.ones(4) * (n * (n - 1) + 1)))
     rows = functional.reduce_scatter_tensor(torch.ones(2 * n), "sum", 0, dist.group.WORLD)
     note("functional", same(torch.as_tensor(rows.wait()), torch.ones(2) * n))
+    note("distributed tensors", distributed_tensors())
     dist.barrier()
     return right
+
+
+def distributed_tensors() -> bool:
+    """A product of sharded matrices, put together in two ways."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    n = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (n,))
+    torch.manual_seed(3)
+    left, right = torch.rand(2 * n, 3 * n), torch.rand(3 * n, 5)
+    inner = distribute_tensor(left, mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])  # partial sums
+    outer = distribute_tensor(left, mesh, [Shard(0)]) @ distribute_tensor(right, mesh, [Replicate()])
+    whole = left @ right
+    resharded = outer.redistribute(mesh, [Shard(1)]).full_tensor()
+    return all(torch.allclose(each, whole, rtol=1e-5) for each in (inner.full_tensor(), outer.full_tensor(), resharded))
 
 
 def losses(group: dist.ProcessGroup | None, how: str) -> list[float]:
@@ -139,10 +197,21 @@ def losses(group: dist.ProcessGroup | None, how: str) -> list[float]:
     return found
 
 
+def example_losses(group: dist.ProcessGroup | None) -> list[float]:
+    """The example's training, of a small model."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    from train_transformer import Transformer, train
+
+    torch.manual_seed(1)
+    model = torch.nn.parallel.DistributedDataParallel(Transformer(width=24, layers=2, heads=2), process_group=group)
+    return train(model, 4, 2, torch.device("cpu"), seed=dist.get_rank())[0]
+
+
 def main() -> None:
-    dist.init_process_group(sys.argv[1], timeout=timedelta(seconds=20))  # with no import of ours where torch finds it
+    dist.init_process_group("teccl", timeout=timedelta(seconds=20))  # with no import of ours where torch finds it
     gloo = dist.new_group(backend="gloo")
-    if sys.argv[2] == "die":
+    if sys.argv[1] == "die":
+        dist.all_reduce(torch.ones(1000))
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
@@ -153,16 +222,24 @@ def main() -> None:
                 print(json.dumps({"error": str(error)}), flush=True)
             os._exit(3)
         os._exit(0)
-    import teccl_msccl.torch
-
+    if sys.argv[1] == "found":
+        assert "teccl_msccl.torch" in sys.modules  # by torch, at its own import
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        print(json.dumps({"total": float(total[0])}), flush=True)
+        return
     right = collectives(gloo)
     trained = {how: [losses(None, how), losses(gloo, how)] for how in ("ddp", "fsdp", "fsdp2")}
+    trained["example"] = [example_losses(None), example_losses(gloo)]
     if dist.get_rank() == 0:
+        import teccl_msccl.torch
+
         print(json.dumps({"right": right, "losses": trained, "stats": teccl_msccl.torch.stats()}), flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    import teccl_msccl.torch  # noqa: F401 (registers the backend where the package is not installed)
+    if sys.argv[1] != "found":  # then torch finds the backend by its entry point
+        import teccl_msccl.torch  # noqa: F401
 
     main()

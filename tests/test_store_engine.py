@@ -1,4 +1,4 @@
-"""Where jobs of a build run: processes here, or a dask cluster that loses a worker."""
+"""Where jobs of a build run: processes here, or a cluster that loses a worker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def once_killed(marker: str) -> str:
 
 
 def test_names_are_checked() -> None:
-    with pytest.raises(InputError, match="unknown engine 'slurm'; use local or dask"), engine_named("slurm", 1, None):
+    with (
+        pytest.raises(InputError, match=r"'slurm'.*local.*dask.*ray"),
+        engine_named("slurm", 1, None),
+    ):
         pass
 
 
-def test_dask_redoes_what_a_lost_worker_had_begun(tmp_path) -> None:
-    pytest.importorskip("distributed", reason="dask.distributed is not installed: pip install 'teccl-msccl[dask]'")
-    with engine_named("dask", 2, None) as engine:
-        assert engine.submit(once_killed, str(tmp_path / "marker")).result(60) == "done"
+@pytest.mark.parametrize(("name", "module"), [("dask", "distributed"), ("ray", "ray")])
+def test_an_engine_redoes_what_a_lost_worker_had_begun(tmp_path, name, module) -> None:
+    pytest.importorskip(module, reason=f"{module} is not installed: pip install 'teccl-msccl[{name}]'")
+    with engine_named(name, 2, None) as engine:
+        lost = engine.submit(once_killed, str(tmp_path / "marker"))
+        fine = engine.submit(os.path.basename, "a/job")
+        assert (lost.result(60), fine.result(60)) == ("done", "job")

@@ -32,7 +32,7 @@ def build_(
     time_limit: Annotated[float, typer.Option("--time-limit", min=0, help="Seconds for each search.")] = 10,
     root: Annotated[int, typer.Option("--root", help="Root of the rooted collectives.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 2,
-    engine: Annotated[str, typer.Option("--engine", help="local, or dask over many machines.")] = "local",
+    engine: Annotated[str, typer.Option("--engine", help="local, or dask or ray over many machines.")] = "local",
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="Address of the engine's scheduler.")] = None,
     degraded: Annotated[
         bool, typer.Option("--degraded", help="Also for the machine with each NIC or link down.")

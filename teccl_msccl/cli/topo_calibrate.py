@@ -38,6 +38,9 @@ def calibrate(
             "of CUDA's p2pBandwidthLatencyTest.",
         ),
     ] = None,
+    traces: Annotated[
+        Path | None, typer.Option("--from-trace", help="The folder of a PyTorch job's traces ($TECCL_TRACE).")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--output", help="The calibrated topology JSON to write.")] = None,
     hosts: Hosts = 1,
     network: Network = None,
@@ -51,6 +54,14 @@ def calibrate(
     from ..runtime.torch_ranks import torch_launched
     from ..topology.catalog import load
 
+    if traces is not None:
+        from ..topology.traced import read_traces
+
+        if times is not None:
+            raise InputError("--from and --from-trace; give one of them")
+        machine = load(topology, hosts, network).topology
+        _finish(machine, read_traces(traces, machine), out)
+        return
     if times is not None:
         from ..topology.measured import read_measurements
 

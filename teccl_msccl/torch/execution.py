@@ -1,151 +1,106 @@
-"""Executing a plan on tensors: messages over an inner group's point-to-point, reductions in place by torch."""
+"""Executing a group's collectives: which program, and what carries its data."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .plan import Place, Plan
-
-#: Messages of programs have tags from here on, so that a job's own send and recv have those below.
-FIRST_TAG = 1 << 20
-#: A part of at least so many bytes is cut into slices, so that reducing one overlaps with carrying the next.
-SLICE_BYTES = 4 << 20
-MOST_SLICES = 4
-#: Blocks in which several tensors are reduced into one.
-BLOCK_BYTES = 256 << 10
+from ..errors import InputError, Refused
+from . import ledger
+from .grouped import Grouped
+from .messages import COMBINES, Bound, Carrier, slices_for
+from .programs import Programs, Served
+from .shared import SharedMemory, met, serves
+from .trace import tracer
 
 Tensor = Any
-Combine = Callable[..., Any]
-Tracer = Callable[[str, int, int, float, float], None]  # event, peer, bytes, begin and end in seconds
 
-COMBINES: dict[str, Combine] = {
-    "sum": torch.add,
-    "prod": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+#: Collectives whose size, as nccl-tests count it, is that of all ranks' shares.
+SHARED = frozenset({"allgather", "reduce_scatter", "alltoall", "gather", "scatter"})
 
 
-class _Move(NamedTuple):
-    """An event with its places as (buffer, first element, one past the last)."""
+class Execution:
+    """Programs on flat tensors. On CPUs through memory that the ranks share where all are on one host and the core does
+    the reduction, else by messages over `inner`; on GPUs in rounds of messages over `grouped`, on the current stream.
+    All ranks must run the same collectives in the same order."""
 
-    kind: str
-    at: tuple[int, int, int] | None
-    peer: int
-    tag: int
-    number: int
-    source: tuple[int, int, int] | None
-    others: tuple[tuple[int, int, int] | None, ...]
+    def __init__(
+        self,
+        inner: Any,
+        grouped: Any,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        world: bool,
+        job_rank: int,
+    ) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._job_rank, self._world, self._calls = job_rank, world, 0
+        self._programs = Programs(rank, size, world, store.set, self._ask)
+        self._carrier = Carrier(inner, timeout)
+        self._grouped = None if grouped is None else Grouped(grouped)
+        self._bound: dict[tuple[int, int, int], Bound] = {}
+        self._shared: SharedMemory | None = None
+        self._has_met = False
 
+    def run(
+        self, collective: str, given: Tensor, output: Tensor, share: int, reduction: str = "", root: int = 0
+    ) -> None:
+        """Run a program on shares of `share` elements; ranks without an input or an output give an empty tensor. Raises
+        RuntimeError where there is no program, or a peer is gone or silent for the timeout."""
+        if share == 0:
+            return
+        nbytes = share * output.element_size() * (self._size if collective in SHARED else 1)
+        try:
+            served = self._programs.find(collective, nbytes, root)
+        except Refused as refusal:
+            raise RuntimeError(f"teccl: no program for {collective} of {nbytes} bytes: {refusal}") from None
+        except InputError as error:
+            raise RuntimeError(f"teccl: {error}") from None
+        ledger.custom(collective, self._rank, nbytes, served.source)
+        call = self._calls if self._world else -1
+        self._calls += 1
+        trace = tracer(self._job_rank, self._rank, call, collective, nbytes, served.program)
+        if output.device.type != "cpu":
+            assert self._grouped is not None
+            with torch.no_grad():
+                self._grouped.run(served, share, given, output, reduction, trace)
+            return
+        shared = self._shared_memory() if serves(reduction, output.dtype) else None
+        if shared is not None and shared.run(served, share, given, output, reduction, trace):
+            return
+        bound = self._bound_to(served, share, output.element_size())
+        with torch.no_grad():
+            self._carrier.run(bound, given, output, COMBINES[reduction] if reduction else None, trace)
 
-class Bound:
-    """A plan for shares of `share` elements: every place a range of elements, empty messages left out on both sides."""
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
 
-    def __init__(self, plan: Plan, share: int) -> None:
-        self.plan, self.share = plan, share
-        parts = plan.parts
-        self._edges = [share * part // parts for part in range(parts + 1)]
-        self._widest = max(b - a for a, b in zip(self._edges, self._edges[1:], strict=False))
-        self.scratch = (plan.scratch + plan.staging) * self._widest
-        empty = {
-            event.number for event in plan.events if event.kind in ("post", "send") and self._length(event.at) == 0
-        }
-        self.moves = [
-            _Move(
-                event.kind,
-                self._range(event.at),
-                event.peer,
-                FIRST_TAG + event.channel,
-                event.number,
-                self._range(event.source),
-                tuple(map(self._range, event.others)),
-            )
-            for event in plan.events
-            if not (event.kind in ("wait", "drain") and event.number in empty)
-            and not (event.at is not None and self._length(event.at) == 0)
-        ]
+    def _shared_memory(self) -> SharedMemory | None:
+        if not self._has_met:
+            self._has_met = True
+            self._shared, why_not = met(self._rank, self._size, self._timeout, self._store.set, self._ask)
+            if why_not and self._rank == 0:
+                ledger.note(self._rank, f"messages over the inner group: {why_not}")
+        return self._shared
 
-    def _length(self, place: Place | None) -> int:
-        return 0 if place is None else self._edges[place.part + 1] - self._edges[place.part]
+    def _bound_to(self, served: Served, share: int, element_size: int) -> Bound:
+        key = (id(served), share, element_size)
+        bound = self._bound.get(key)
+        if bound is None:
+            parts = served.plan(1).parts
+            bound = self._bound[key] = Bound(served.plan(slices_for(share * element_size / parts)), share)
+        return bound
 
-    def _range(self, place: Place | None) -> tuple[int, int, int] | None:
-        if place is None:
-            return None
-        if place.buffer in "io":
-            share, part = divmod(place.position, self.plan.parts)
-            first = share * self.share + self._edges[part]
-            return ("io".index(place.buffer), first, first + self._length(place))
-        first = (place.position + (self.plan.scratch if place.buffer == "t" else 0)) * self._widest
-        return (2, first, first + self._length(place))
-
-
-class Carrier:
-    """The inner group that carries messages, and memory for what is on its way."""
-
-    def __init__(self, inner: Any, timeout: timedelta) -> None:
-        self._inner, self._timeout = inner, timeout
-        self._arena: Tensor = torch.empty(0, dtype=torch.uint8)
-
-    def scratch(self, elements: int, like: Tensor) -> Tensor:
-        """Memory that the next call may have again."""
-        nbytes = elements * like.element_size()
-        if self._arena.numel() < nbytes:
-            self._arena = torch.empty(nbytes, dtype=torch.uint8)
-        return self._arena[:nbytes].view(like.dtype)
-
-    def run(self, bound: Bound, source: Tensor, output: Tensor, combine: Combine | None, trace: Tracer | None) -> None:
-        """Execute: `source` and `output` are flat, in place they are the same. Raises RuntimeError when a peer is gone
-        or silent for the timeout."""
-        buffers = (source, output, self.scratch(bound.scratch, output))
-        inner, timeout = self._inner, self._timeout
-        receives: dict[int, Any] = {}
-        sends: dict[int, Any] = {}
-        for kind, at, peer, tag, number, first, others in bound.moves:
-            begin = time.perf_counter() if trace is not None else 0.0
-            if kind == "wait":
-                receives.pop(number).wait(timeout)
-            elif kind == "drain":
-                sends.pop(number).wait(timeout)
-            else:
-                assert at is not None
-                place = buffers[at[0]][at[1] : at[2]]
-                if kind == "post":
-                    receives[number] = inner.recv([place], peer, tag)
-                elif kind == "send":
-                    sends[number] = inner.send([place], peer, tag)
-                else:
-                    assert first is not None
-                    one = buffers[first[0]][first[1] : first[2]]
-                    if kind == "copy":
-                        place.copy_(one)
-                    else:
-                        assert combine is not None
-                        _reduce(combine, place, one, [buffers[o[0]][o[1] : o[2]] for o in others if o is not None])
-            if trace is not None:
-                nbytes = 0 if at is None else (at[2] - at[1]) * output.element_size()
-                trace(kind, peer, nbytes, begin, time.perf_counter())
-        for send in sends.values():
-            send.wait(timeout)
-
-
-def _reduce(combine: Combine, place: Tensor, one: Tensor, others: list[Tensor]) -> None:
-    """Everything into `place`: several at once block by block, so that what is summed stays in the cache."""
-    step = place.numel() if len(others) == 1 else max(1, BLOCK_BYTES // place.element_size())
-    for at in range(0, place.numel(), step):
-        block = place[at : at + step]
-        combine(one[at : at + step], others[0][at : at + step], out=block)
-        for other in others[1:]:
-            combine(block, other[at : at + step], out=block)
-
-
-def slices_for(part_bytes: float) -> int:
-    """Into how many slices to cut parts of so many bytes."""
-    return max(1, min(MOST_SLICES, int(part_bytes // SLICE_BYTES)))
+    def _ask(self, key: str) -> bytes:
+        try:
+            self._store.wait([key], self._timeout)
+            said: bytes = self._store.get(key)
+        except RuntimeError:  # torch's has a page of its own stack
+            seconds = self._timeout.total_seconds()
+            raise RuntimeError(f"no other rank has said {key} within {seconds:g} s: a rank is gone, or late") from None
+        return said

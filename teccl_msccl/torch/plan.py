@@ -62,7 +62,7 @@ class Plan:
 
 
 @dataclass
-class _Action:
+class Action:
     """One part of a step as it was played: `at` and `source` are None where the step has none."""
 
     time: int
@@ -82,26 +82,26 @@ def plans_of(program: Program, in_place: bool, slices: int = 1, buffered: bool =
     O(steps · slices). Raises `Refused` for a program that hangs, that does not serve the mode, or that moves a chunk to
     another number within its share (no sizes but whole multiples would work).
     """
-    if not (program.inplace if in_place else program.outofplace):
-        raise Refused(f"{program.name}: does not serve calls {'in' if in_place else 'out of'} place")
-    if in_place and program.collective not in ("allreduce", "broadcast", "reduce"):
-        raise Refused(f"{program.name}: {program.collective} in place is executed out of place")
-    play = _Play(program, in_place, slices)
+    play = Play(program, in_place, slices)
     return [_planned(play, rank, buffered) for rank in range(program.nranks)]
 
 
-class _Play:
+class Play:
     """The program's steps in one order, without data."""
 
-    def __init__(self, program: Program, in_place: bool, slices: int) -> None:
+    def __init__(self, program: Program, in_place: bool, slices: int = 1) -> None:
+        if not (program.inplace if in_place else program.outofplace):
+            raise Refused(f"{program.name}: does not serve calls {'in' if in_place else 'out of'} place")
+        if in_place and program.collective not in ("allreduce", "broadcast", "reduce"):
+            raise Refused(f"{program.name}: {program.collective} in place is executed out of place")
         self.program, self.in_place, self.slices = program, in_place, slices
         shared = program.collective in ("allgather", "reduce_scatter", "alltoall", "gather", "scatter")
         per_share = program.chunks_per_size // program.nranks if shared else program.chunks_per_size
         self.parts = per_share * slices
-        self.actions: list[list[_Action]] = [[] for _ in program.gpus]
+        self.actions: list[list[Action]] = [[] for _ in program.gpus]
         self._cursor: dict[tuple[int, int], tuple[int, int]] = {}
         self._scratch: dict[tuple[int, int], int] = {}
-        self._wires: dict[tuple[int, int, int], deque[_Action]] = defaultdict(deque)
+        self._wires: dict[tuple[int, int, int], deque[Action]] = defaultdict(deque)
         self._time = 0
         for number in range(slices):
             self._run(number)
@@ -141,7 +141,7 @@ class _Play:
         self._cursor[rank, tb] = (position + 1, 0) if finished else (position, done)
         return finished or done > before
 
-    def _act(self, rank: int, tb: int, step: Step, piece: tuple[int, int], message: _Action | None) -> None:
+    def _act(self, rank: int, tb: int, step: Step, piece: tuple[int, int], message: Action | None) -> None:
         chunk, slice_number = piece
         threadblock = self.program.gpus[rank].threadblocks[tb]
         reads = step.type not in ("r", "rcs")
@@ -152,7 +152,7 @@ class _Play:
             raise Refused(f"{self.program.name}: gpu {rank} tb {tb} combines different parts of a share")
         position = (step.dstoff + chunk) * self.slices + slice_number
         at = self._landing(rank, step.dstbuf, position, part) if writes else None
-        action = _Action(
+        action = Action(
             self._time,
             step,
             source,
@@ -190,7 +190,7 @@ class _Play:
 class _Placed:
     """An action with where its message lands and where what it sends lies."""
 
-    action: _Action
+    action: Action
     landing: Place | None
     outgoing: Place | None
 
@@ -205,7 +205,7 @@ class _Placed:
                 yield place[:2]
 
 
-def _planned(play: _Play, rank: int, buffered: bool) -> Plan:
+def _planned(play: Play, rank: int, buffered: bool) -> Plan:
     placed, staging = _with_staging(play.actions[rank])
     posts = _posts(placed)
     copied, drained, staging = ({}, {}, staging) if buffered else _protected(placed, posts, staging)
@@ -214,13 +214,13 @@ def _planned(play: _Play, rank: int, buffered: bool) -> Plan:
     shares = {"i": 1, "o": 1}
     nranks = play.program.nranks
     if play.program.collective in ("alltoall", "reduce_scatter", "scatter"):
-        shares["i"] = nranks
+        shares["i"] = nranks if gpu.input_chunks else 0
     if play.program.collective in ("alltoall", "allgather", "gather"):
-        shares["o"] = nranks
+        shares["o"] = nranks if gpu.output_chunks else 0
     return Plan(rank, play.parts, shares["i"], shares["o"], gpu.scratch_chunks * play.slices, staging, events)
 
 
-def _with_staging(actions: list[_Action]) -> tuple[list[_Placed], int]:
+def _with_staging(actions: list[Action]) -> tuple[list[_Placed], int]:
     """Where every message lands: in its destination, or in staging to be reduced; a fused rrs has a place of its own
     there, as it is sent from it."""
     placed, cycle, own = [], 0, 0

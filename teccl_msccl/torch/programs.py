@@ -16,6 +16,7 @@ from ..program import xml
 from ..program.program import Program
 from ..topology.model import Topology
 from .plan import Plan, plans_of
+from .rounds import Rounds, rounds_of
 
 #: Sizes between which one synthesized program serves, in bytes.
 _CLASSES = (1 << 16, 1 << 20, 1 << 24)
@@ -42,6 +43,10 @@ class Served:
 
     def plans(self, slices: int = 1, buffered: bool = False) -> list[Plan]:
         return plans_of(self.program, self.program.collective in IN_PLACE, slices, buffered)
+
+    def rounds(self) -> Rounds:
+        """This rank's, for groups whose messages go together."""
+        return rounds_of(self.program, self.program.collective in IN_PLACE)[self.rank]
 
 
 class Programs:

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -20,8 +21,8 @@ import numpy as np
 import torch
 
 from .. import _core
-from .exchange import exchanges_of
-from .execution import Tracer
+from .exchange import Move, exchanges_of
+from .messages import Tracer
 from .programs import Served
 
 Tensor = Any
@@ -55,7 +56,7 @@ class SharedMemory:
         crowded = len(segments) > len(os.sched_getaffinity(0))
         memory = [np.frombuffer(segment, np.uint8) for segment in segments]
         self._ranks = _core.SharedRanks(rank, memory, pidfds=list(pidfds), eager=0 if crowded else EAGER)
-        self._exchanges: dict[int, tuple[Served, _core.Exchange, list[Any]]] = {}
+        self._exchanges: dict[int, tuple[Served, _core.Exchange, list[Move]]] = {}
         self._scratch: Tensor = torch.empty(0, dtype=torch.uint8)
 
     def close(self) -> None:
@@ -63,6 +64,7 @@ class SharedMemory:
             if pidfd >= 0:
                 with suppress(OSError):
                     os.close(pidfd)
+        self._pidfds = ()
 
     def run(
         self, served: Served, share: int, source: Tensor, output: Tensor, operation: str, trace: Tracer | None
@@ -89,11 +91,19 @@ class SharedMemory:
             traced=trace is not None,
         )
         if trace is not None:
-            for move, nbytes, begin, end in told:
-                trace(moves[move].kind, moves[move].peer, nbytes, begin, end)
+            self._tell(moves, told, trace)
         return True
 
-    def _exchange(self, served: Served) -> tuple[Served, _core.Exchange, list[Any]]:
+    def _tell(self, moves: Sequence[Move], told: Sequence[tuple[int, int, float, float]], trace: Tracer) -> None:
+        rounds: Counter[int] = Counter()
+        for number, nbytes, begin, end in told:
+            move = moves[number]
+            at = move.at if move.kind == "send" else move.sources[0] if move.kind == "receive" else None
+            message = f"{at[0] - 3}:{at[1]}:{rounds[number]}" if at is not None else ""
+            rounds[number] += 1
+            trace(move.kind, move.peer, nbytes, begin, end, message)
+
+    def _exchange(self, served: Served) -> tuple[Served, _core.Exchange, list[Move]]:
         known = self._exchanges.get(id(served))
         if known is None:  # `served` is kept, so that its id stays its own
             known = self._exchanges[id(served)] = (served, *exchanges_of(served.plans(buffered=True), self._rank))

@@ -19,7 +19,7 @@ from ..files import write_text
 
 if TYPE_CHECKING:
     from ..program.program import Program
-    from .execution import Tracer
+    from .messages import Tracer
 
 VARIABLE = "TECCL_TRACE"
 #: Events that a rank keeps; later ones are left out.
@@ -30,8 +30,9 @@ CRITICAL = 100_000
 _events: dict[int, list[dict[str, Any]]] = {}  # by rank of the job, not of a group
 
 
-def tracer(job_rank: int, rank: int, collective: str, nbytes: int, program: Program) -> Tracer | None:
-    """What to tell of each event of a collective, None where nothing is traced. `rank` is that in the group."""
+def tracer(job_rank: int, rank: int, call: int, collective: str, nbytes: int, program: Program) -> Tracer | None:
+    """What to tell of each event of a collective, None where nothing is traced. `rank` is that in the group; `call`
+    numbers the collectives of the whole job's group, −1 for those of others."""
     if not os.environ.get(VARIABLE):
         return None
     if not _events:
@@ -39,10 +40,13 @@ def tracer(job_rank: int, rank: int, collective: str, nbytes: int, program: Prog
     mine = _events.setdefault(job_rank, [])
     began = time.perf_counter()
 
-    def add(kind: str, peer: int, nbytes: int, begin: float, end: float) -> None:
+    def add(kind: str, peer: int, nbytes: int, begin: float, end: float, message: str = "") -> None:
         if len(mine) < MOST_EVENTS:
             name = f"{kind} {peer}" if peer >= 0 else kind
-            mine.append(_event(name, collective, job_rank, 0, begin, end - begin, {"peer": peer, "bytes": nbytes}))
+            more: dict[str, Any] = {"peer": peer, "bytes": nbytes}
+            if message and call >= 0:  # the same at both of its ends
+                more["message"] = f"{call}:{message}"
+            mine.append(_event(name, collective, job_rank, 0, begin, end - begin, more))
 
     if len(mine) < MOST_EVENTS:
         what = f"{collective} of {nbytes} bytes"
@@ -93,4 +97,12 @@ def write() -> None:
             {"name": "process_name", "ph": "M", "pid": first + rank, "args": {"name": f"rank {rank}, {what}"}}
             for first, what in ((0, "measured"), (PREDICTED, "predicted"))
         ]
-        write_text(directory / f"rank-{rank}.json", json.dumps({"traceEvents": [*named, *events]}))
+        write_text(directory / f"rank-{rank}.json", json.dumps({"traceEvents": [*named, *events], "clock": _clock()}))
+
+
+def _clock() -> str:
+    """The same for ranks whose times can be compared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
