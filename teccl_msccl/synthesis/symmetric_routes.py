@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,6 @@ class FreeRootsRouter(RouteSearch):
     there are parts, the first; the others have the moved roots."""
 
     quotient: Quotient
-    _whole: Router = field(init=False)
 
     def __post_init__(self) -> None:
         chunk, n = self.demand.chunks[0], self.topology.nranks
@@ -54,7 +54,10 @@ class FreeRootsRouter(RouteSearch):
         self.turns = turns([None] * count)
         self._network = self.quotient.core
         self._demand = _core.Demanded(chunks=[(chunk.bytes, True, list(range(n)), list(range(n)))] * count)
-        self._whole = Router(self.topology, self.demand, self.paths)
+
+    @cached_property
+    def _whole(self) -> Router:
+        return Router(self.topology, self.demand, self.paths)
 
     def schedule(self, routes: Routes) -> Schedule:
         count = self.quotient.translations.count

@@ -22,6 +22,8 @@ EFFORT = 5.0e5
 #: The part of the time that is left which this search may take.
 SHARE = 0.15
 TREES_SHARE = 0.6
+#: GPUs of which an allreduce's chunks, which start and end at all of them, are too many to route as a whole.
+MOST_GPUS = 32
 #: The gap at which other parts are not tried.
 ENOUGH = 2e-3
 #: Ways between GPUs beyond which a trial takes seconds, and is only worth it for a larger gap than this.
@@ -47,7 +49,8 @@ def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
             incumbent.tell()
             search_stage(incumbent, i, search, settings, EFFORT, SHARE)
             tournament(_stage_field(incumbent, i, search, settings), settings)
-    if len(incumbent.stages) > 1 and not incumbent.closed(ENOUGH):
+    few = incumbent.problem.topology.nranks <= MOST_GPUS
+    if len(incumbent.stages) > 1 and few and incumbent.seconds_left > 0 and not incumbent.closed(ENOUGH):
         whole = SymmetricSearch.of(incumbent.problem.topology)
         if whole is not None and whole.nways <= MANY_WAYS:
             tournament(_whole_field(incumbent, whole, settings), settings)
