@@ -103,19 +103,23 @@ def _program(algo: etree._Element, where: str, target: Target) -> Program:
         raise InputError(f"{where}: ngpus is {ngpus} but there are {len(gpus)} gpu elements; make them agree")
     collective = _text(algo, "coll", where)
     inplace = bool(_integer(algo, "inplace", where, 0))
-    return Program(
-        name=algo.get("name", Path(where).stem),
-        collective=_COLLECTIVES.get(collective, collective),
-        protocol=_text(algo, "proto", where),
-        nchannels=_integer(algo, "nchannels", where),
-        nchunks=_integer(algo, "nchunksperloop", where),
-        inplace=inplace,
-        outofplace=bool(_integer(algo, "outofplace", where, int(not inplace))),
-        min_bytes=_integer(algo, "minBytes", where, 0),
-        max_bytes=_integer(algo, "maxBytes", where, target.default_max_bytes or 0),
-        gpus=tuple(_gpu(element, where) for element in gpus),
-        target=target.name,
-    )
+    name = algo.get("name", Path(where).stem)
+    try:
+        return Program(
+            name=name,
+            collective=_COLLECTIVES.get(collective, collective),
+            protocol=_text(algo, "proto", where),
+            nchannels=_integer(algo, "nchannels", where),
+            nchunks=_integer(algo, "nchunksperloop", where),
+            inplace=inplace,
+            outofplace=bool(_integer(algo, "outofplace", where, int(not inplace))),
+            min_bytes=_integer(algo, "minBytes", where, 0),
+            max_bytes=_integer(algo, "maxBytes", where, target.default_max_bytes or 0),
+            gpus=tuple(_gpu(element, where) for element in gpus),
+            target=target.name,
+        )
+    except InputError as error:  # it names the program, not the file
+        raise InputError(f"{where}: {str(error).removeprefix(f'{where}: ').removeprefix(f'{name}: ')}") from None
 
 
 def _gpu(element: etree._Element, where: str) -> Gpu:
