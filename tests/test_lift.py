@@ -8,7 +8,16 @@ from pathlib import Path
 
 import hand_made
 import pytest
-from correct_programs import CORRECT, all_pairs_allreduce, fused_ring_allreduce, recursive_doubling_allgather, with_step
+from correct_programs import (
+    CORRECT,
+    all_pairs_allreduce,
+    block,
+    fused_ring_allreduce,
+    recursive_doubling_allgather,
+    send,
+    with_step,
+)
+from correct_programs import program as build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lowered import require_right
@@ -22,6 +31,7 @@ from teccl_msccl.program.check import check
 from teccl_msccl.program.lift import lift
 from teccl_msccl.program.lower import Lowering, lower
 from teccl_msccl.program.placement import MODES
+from teccl_msccl.program.program import Gpu, Step
 from teccl_msccl.program.targets import TARGETS
 from teccl_msccl.program.tune import Choice
 from teccl_msccl.schedule.read import read_schedule
@@ -85,6 +95,15 @@ def test_sums_are_reductions() -> None:
     assert not any(hop.reduce for hop in lift(recursive_doubling_allgather(8, "LL"), "doubling").hops)
     assert lift(hand_made.direct("gather", 3, 2, root=1), "gather").known == ("gather", 1, 2)
     assert sum(hop.reduce for hop in lift(all_pairs_allreduce(), "pairs").hops) == 12
+
+
+def test_sums_at_several_gpus_are_no_schedule() -> None:
+    """A schedule adds up a chunk on its way to one GPU; these two send each other theirs, and both do."""
+    exchange = [block([send("i", 0), Step("rrc", "i", 0, "o", 0)], send=peer, recv=peer) for peer in (1, 0)]
+    both = build("allreduce", 1, [Gpu(1, 1, 0, (each,)) for each in exchange], mode="outofplace")
+    assert check(both).ok
+    with pytest.raises(Refused, match="this MSCCL schedule is not right"):
+        lift(both, "exchange").schedule(load("full-2").topology, 1e6)
 
 
 def test_what_is_no_schedule(tmp_path: Path) -> None:

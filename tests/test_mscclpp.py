@@ -37,7 +37,8 @@ from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.catalog import load
 from teccl_msccl.topology.model import Topology
 
-COLLECTIVES = ("allgather", "allreduce", "reduce_scatter", "broadcast", "alltoall")
+COLLECTIVES = ("allgather", "allreduce", "reduce_scatter", "broadcast", "alltoall", "reduce", "gather", "scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 unhurried = settings(
     deadline=None,
     max_examples=12,
@@ -70,6 +71,12 @@ def expected(plan: dict[str, Any], launch: int, rank: int, root: int) -> np.ndar
             return np.array([number(launch, k // share, rank * share + k % share) for k in range(outputs)])
         case "broadcast":
             return np.array([number(launch, root, k) for k in range(outputs)])
+        case "reduce":
+            return np.array([sum(number(launch, r, k) for r in range(n)) for k in range(outputs)])
+        case "gather":
+            return np.array([number(launch, k // (outputs // n), k % (outputs // n)) for k in range(outputs)])
+        case "scatter":
+            return np.array([number(launch, root, rank * outputs + k) for k in range(outputs)])
     raise AssertionError
 
 
@@ -80,6 +87,8 @@ def execute(plan: dict[str, Any], seed: int, root: int = 0, launches: int = 2) -
         return np.array([number(launch, rank, k) for k in range(chunks[rank])]).reshape(-1, ELEMENTS)
 
     def check(launch: int, rank: int, output: np.ndarray) -> None:
+        if plan["collective"] in ("reduce", "gather") and rank != root:
+            return
         np.testing.assert_array_equal(output, expected(plan, launch, rank, root))
 
     Machine(plan, inputs, check, seed).run(launches)
@@ -89,7 +98,7 @@ def require_right(plan: dict[str, Any], root: int = 0, seeds: int = 3) -> None:
     verdict = check_plan(plan)
     assert verdict.ok, verdict.findings
     assert [proof.outcome for proof in verdict.proofs] == ["proved"] * 4
-    assert verdict.root == (root if plan["collective"] == "broadcast" else None)
+    assert verdict.root == (root if plan["collective"] in ROOTED else None)
     for seed in range(seeds):
         execute(plan, seed, root)
 
@@ -109,6 +118,10 @@ def hand_made_programs() -> dict[str, Program]:
 def test_hand_made(name: str, inplace: bool, hosts: int) -> None:
     program = hand_made_programs()[name]
     of = [rank * hosts // program.nranks for rank in range(program.nranks)]
+    if inplace and program.collective in ("gather", "scatter"):
+        with pytest.raises(Refused, match="out-of-place"):
+            plan_of(program, inplace=True)
+        return
     plan = plan_of(program, inplace=inplace, hosts=of)
     kinds = {channel["channel_type"] for gpu in plan["gpus"] for channel in gpu["channels"]}
     assert kinds <= {"memory", "port"} and ("port" in kinds) == (hosts == 2)
@@ -121,6 +134,7 @@ def test_hand_made(name: str, inplace: bool, hosts: int) -> None:
 def test_synthesized(preset: str, collective: str, mode: str) -> None:
     topology = load(preset).topology
     schedule = greedy(Problem(topology, collective, 1e6, 2), 1)
+    mode = "outofplace" if collective in ("gather", "scatter") else mode
     program = lower(schedule, mode=mode, protocol="Simple", spread=1)
     plan = plan_of(program)
     assert plan["inplace"] == (mode == "inplace")
@@ -148,6 +162,7 @@ def test_any_machine(collective: str) -> None:
            mode=st.sampled_from(["inplace", "outofplace"]), hosts=st.integers(1, 2))  # fmt: skip
     def prove(problem: Problem, nchunks: int, seed: int, mode: str, hosts: int) -> None:
         schedule = greedy(problem, nchunks, seed)
+        mode = "outofplace" if collective in ("gather", "scatter") else mode
         program = lower(schedule, mode=mode, protocol="Simple", spread=1)
         of = [rank % hosts for rank in range(program.nranks)]
         try:
@@ -193,8 +208,13 @@ def test_what_it_is_for() -> None:
     value = plan_of(program)
     assert (value["min_message_size"], value["max_message_size"]) == (16 * 8, (2**32 - 1) // 8 // 16 * 16 * 8)
     assert plan_of(hand_made.direct("reduce_scatter", 2))["collective"] == "reducescatter"
-    with pytest.raises(Refused, match="does not take gather"):
-        execution_plan(hand_made.direct("gather", 4))
+    gather, scatter = (plan_of(hand_made.direct(name, 4, 2), inplace=False) for name in ("gather", "scatter"))
+    for plan, inputs, outputs in ((gather, 2, 8), (scatter, 8, 2)):  # all ranks have both buffers
+        assert {(gpu["input_chunks"], gpu["output_chunks"]) for gpu in plan["gpus"]} == {(inputs, outputs)}
+    with pytest.raises(Refused, match="a gather is for out-of-place calls"):
+        execution_plan(hand_made.direct("gather", 4), inplace=True)
+    with pytest.raises(Refused, match="does not take alltoallv"):
+        execution_plan(replace(hand_made.direct("alltoall", 4), collective="alltoallv"))
     with pytest.raises(Refused, match="packets"):
         execution_plan(hand_made.direct("allgather", 4, protocol="LL"))
     with pytest.raises(InputError, match="3 hosts for 4 ranks"):
@@ -320,13 +340,16 @@ def mutants(plan: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("which", ["ring", "direct", "alltoall"])
+@pytest.mark.parametrize("which", ["ring", "direct", "alltoall", "gather", "reduce", "scatter"])
 def test_mutants_are_caught(which: str) -> None:
     """Every single fault is found, unless the machine cannot tell the mutant from the original either."""
     plan = {
         "ring": ring_plan,
         "direct": lambda: plan_of(hand_made.direct("allreduce", 3, 1), inplace=False),
         "alltoall": lambda: plan_of(hand_made.direct("alltoall", 3, 1), inplace=True),
+        "gather": lambda: plan_of(hand_made.direct("gather", 3, 2), inplace=False, hosts=[0, 1, 1]),
+        "reduce": lambda: plan_of(hand_made.direct("reduce", 3, 2), inplace=True),
+        "scatter": lambda: plan_of(hand_made.direct("scatter", 3, 2), inplace=False),
     }[which]()
     assert check_plan(plan).ok
     for name, mutant in Random(1).sample(found := mutants(plan), min(len(found), 90)):
@@ -372,7 +395,7 @@ def test_faults_by_name() -> None:
     assert "operation" in changed(lambda plan: ops(plan, "put")[0].update(tbg_info={"tb_id": 0, "tbg_size": 2}))
     assert "semaphores" in changed(lambda plan: plan["gpus"][0].update(semaphores=[{"init_value": 0}] * 17))
     assert "leftover" not in changed(lambda plan: plan["gpus"][0].update(semaphores=[{"init_value": 3}]))
-    assert "collective" in changed(lambda plan: plan.update(collective="gather"))
+    assert "collective" in changed(lambda plan: plan.update(collective="alltoallv"))
     assert "chunks" in changed(lambda plan: plan["gpus"][0].update(output_chunks=0))
     assert "threads" in changed(lambda plan: plan.update(num_threads_per_block=1000))
     assert "byte-range" in changed(lambda plan: plan.update(min_message_size=2**40))

@@ -65,7 +65,13 @@ def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Sequence[Schedul
 def untold(collective: str) -> str:
     """Why an MSCCL XML cannot say `collective`; empty where it can."""
     if collective == "alltoallv":
-        return "an MSCCL XML has chunks of one size and no counts, so it cannot say an alltoallv's matrix"
+        return (
+            "an MSCCL XML has chunks of one size and no counts, so it cannot say an alltoallv's matrix; an alltoall of "
+            "blocks as large as the largest has a file"
+        )
     if collective == "custom":
-        return "an MSCCL XML names a collective of all ranks, so it cannot say a custom demand"
+        return (
+            "an MSCCL XML names a collective of all ranks, so it cannot say a custom demand; a collective of some "
+            "ranks (--group) has a file of its own"
+        )
     return ""

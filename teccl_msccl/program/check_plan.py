@@ -21,7 +21,7 @@ from .plan_file import PlanFile, plan_file
 from .targets import MSCCLPP
 
 #: Findings that leave nothing to execute.
-_UNFIT = frozenset({"bounds", "channel", "chunks", "parts"})
+_UNFIT = frozenset({"bounds", "channel", "chunks", "mode", "parts"})
 #: Clocks count every threadblock, and every threadblock has four.
 _MOST_THREADBLOCKS = 5000
 

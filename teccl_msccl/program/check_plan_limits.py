@@ -32,6 +32,8 @@ def _header(plan: PlanFile, limits: PlanLimits) -> Iterator[Finding]:
     if plan.collective not in limits.collectives.values():
         takes = ", ".join(limits.collectives.values())
         yield error("collective", f"mscclpp does not take {plan.collective!r}, but {takes}")
+    if plan.inplace and plan.collective in ("gather", "scatter"):
+        yield error("mode", f"the checker knows no in-place {plan.collective}: where its root's share lies depends")
     if plan.protocol not in ("Simple", "LL"):
         yield error("protocol", f"protocol {plan.protocol!r}; mscclpp has Simple and LL")
     if not 1 <= plan.threads <= _MOST_THREADS or plan.threads % _WARP:
@@ -81,10 +83,11 @@ def _gpu(plan: PlanFile, rank: int, gpu: PlanGpu, limits: PlanLimits) -> Iterato
     for buffer, name in (("i", "input_chunks"), ("o", "output_chunks")):
         if not gpu.chunks(buffer):
             yield error("chunks", f"{name} is 0, by which the executor divides", rank)
-    if plan.collective in ("allgather", "allreduce", "reducescatter", "alltoall", "broadcast"):
+    if plan.collective in limits.collectives.values():
         inputs, outputs = gpu.input_chunks, gpu.output_chunks
         factor = len(plan.gpus)
-        due = {"allgather": (inputs * factor, outputs), "reducescatter": (inputs, outputs * factor)}
+        spread, gathered = (inputs, outputs * factor), (inputs * factor, outputs)
+        due = {"allgather": gathered, "gather": gathered, "reducescatter": spread, "scatter": spread}
         left, right = due.get(plan.collective, (inputs, outputs))
         if left != right:
             yield error("chunks", f"{inputs} input and {outputs} output chunks do not make a {plan.collective}", rank)

@@ -83,6 +83,8 @@ def execution_plan(
         raise Refused(f"target mscclpp: {program.protocol} would need packets; use protocol Simple")
     if program.collective not in limits.collectives:
         raise Refused(f"target mscclpp does not take {program.collective}, but {', '.join(limits.collectives)}")
+    if inplace and program.collective in ("gather", "scatter"):
+        raise Refused(f"target mscclpp: a {program.collective} is for out-of-place calls; use mode outofplace")
     traffic = plan_traffic(program, inplace)
     order = global_order(program, traffic)
     channels = _channels(traffic, hosts or [0] * program.nranks)
@@ -108,11 +110,20 @@ def execution_plan(
 
 
 def _sizes(program: Program, traffic: Traffic, limits: PlanLimits) -> tuple[int, int]:
-    """The message sizes that the plan takes: chunks are whole units, and offsets are stored in 32 bits."""
-    largest = max(max(gpu.input_chunks, gpu.output_chunks, traffic.scratch[r]) for r, gpu in enumerate(program.gpus))
-    highest = (limits.max_offset // largest // limits.alignment) * limits.alignment * program.nchunks
-    low = max(program.min_bytes, limits.alignment * program.nchunks)
-    return low, min(program.max_bytes, highest) if program.max_bytes else highest
+    """The message sizes that the plan takes: chunks are whole units, and offsets are stored in 32 bits. The executor
+    counts the output of an allgather, else the input."""
+    user = [_user_chunks(program, rank) for rank in range(program.nranks)]
+    largest = max(max(*user[rank], traffic.scratch[rank]) for rank in range(program.nranks))
+    highest = limits.max_offset // largest // limits.alignment * limits.alignment  # of a chunk
+    message = user[0][1] if program.collective == "allgather" else user[0][0]
+    low = max(-(-program.min_bytes // program.nchunks), limits.alignment)
+    return low * message, min(program.max_bytes // program.nchunks or highest, highest) * message
+
+
+def _user_chunks(program: Program, rank: int) -> tuple[int, int]:
+    """Input and output chunks. The executor divides by both, so of a gather or scatter all ranks have both buffers."""
+    gpus = program.gpus if program.collective in ("gather", "scatter") else program.gpus[rank : rank + 1]
+    return max(gpu.input_chunks for gpu in gpus), max(gpu.output_chunks for gpu in gpus)
 
 
 # -- channels --------------------------------------------------------------------------------------------------
@@ -194,14 +205,14 @@ class _Gpu:
                 self.credits[transfer.credit].append(transfer)
 
     def to_json(self) -> dict[str, Any]:
-        gpu = self.program.gpus[self.rank]
+        inputs, outputs = _user_chunks(self.program, self.rank)
         blocks, semaphores = self._fit()
         kinds = sorted({channel.type for channel in self.channels.values()})
         remote = list(dict.fromkeys(each for ops in blocks for mine in ops.remote.values() for each in mine))
         return {
             "id": self.rank,
-            "input_chunks": gpu.input_chunks,
-            "output_chunks": gpu.output_chunks,
+            "input_chunks": inputs,
+            "output_chunks": outputs,
             "scratch_chunks": self.traffic.scratch[self.rank],
             "threadblocks": [threadblock_json(i, ops, remote) for i, ops in enumerate(blocks)],
             "channels": [

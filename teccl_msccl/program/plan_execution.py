@@ -10,6 +10,7 @@ from .finding import Finding, error, warning
 from .plan_clock import Block, Clock, Event, Port
 from .plan_file import End, Op, PlanFile, channel_pairs
 from .plan_memory import Content, Memory
+from .targets import MSCCLPP
 
 _PAIRWISE = frozenset({"put", "pws", "pwsf", "copy", "get"})
 _REDUCING = frozenset({"re", "rre", "res", "rres"})
@@ -61,7 +62,7 @@ class Execution:
 
     def outcomes(self) -> dict[str, str]:
         wrong = {finding.code for finding in self.findings if finding.level == "error"}
-        known = self.plan.collective in ("allgather", "allreduce", "reducescatter", "alltoall", "broadcast")
+        known = self.plan.collective in MSCCLPP.collectives.values()
         data = "no postcondition" if not known else "failed" if wrong & {"data", "twice", "empty"} else "proved"
         return {
             "progress": "failed" if wrong & {"hang", "leftover"} else "proved",
@@ -267,9 +268,11 @@ class Execution:
 
     def _results(self) -> None:
         plan = self.plan
-        if plan.collective == "broadcast":
+        if plan.collective in ("broadcast", "scatter"):
             first = self.memory.content(0, "o", 0)
             self.root = next(iter(first))[0] if first else 0
+        elif plan.collective in ("reduce", "gather"):
+            self.root = max(range(len(plan.gpus)), key=lambda rank: (self._right(rank), -rank))
         for rank, gpu in enumerate(plan.gpus):
             for k in range(gpu.output_chunks):
                 due = self._due(rank, k)
@@ -281,6 +284,17 @@ class Execution:
                         else f"has rank {foreign[0][0]}'s chunk {foreign[0][1]} in it"
                     )  # fmt: skip
                     self.findings.append(error("data", text, rank))
+
+    def _right(self, rank: int) -> int:
+        """How many of its output chunks are as the root's."""
+        chunks = range(self.plan.gpus[rank].output_chunks)
+        return sum(self.memory.content(rank, "o", k) == self._of_root(rank, k) for k in chunks)
+
+    def _of_root(self, rank: int, k: int) -> Content:
+        if self.plan.collective == "reduce":
+            return frozenset((source, k) for source in range(len(self.plan.gpus)))
+        share = self.plan.gpus[rank].input_chunks
+        return frozenset({(k // share, k % share)})
 
     def _due(self, rank: int, k: int) -> Content | None:
         """What a rank's output chunk must hold."""
@@ -298,4 +312,8 @@ class Execution:
                 return frozenset({(k // share, rank * share + k % share)})
             case "broadcast":
                 return frozenset({(self.root or 0, k)})
+            case "scatter":
+                return frozenset({(self.root or 0, rank * plan.gpus[rank].output_chunks + k)})
+            case "reduce" | "gather" if rank == self.root:
+                return self._of_root(rank, k)
         return None

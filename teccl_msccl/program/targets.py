@@ -134,7 +134,8 @@ def target_spelling(collective: str) -> Target:
 @dataclass(frozen=True)
 class PlanLimits:
     """What MSCCL++'s executor takes of a JSON execution plan, per GPU, threadblock or operation, and its spelling of
-    the collectives. Buffers are divided in units of `alignment` bytes, with offsets in 32 bits; scratch that plans
+    the collectives (its executor takes any name; its NCCL interface asks for allgather, allreduce, reducescatter and
+    broadcast only). Buffers are divided in units of `alignment` bytes, with offsets in 32 bits; scratch that plans
     share (`reuse_resources`) has `shared_scratch_bytes`."""
 
     max_threadblocks: int
@@ -166,6 +167,9 @@ MSCCLPP = PlanLimits(
             "reduce_scatter": "reducescatter",
             "broadcast": "broadcast",
             "alltoall": "alltoall",
+            "reduce": "reduce",
+            "gather": "gather",
+            "scatter": "scatter",
         }
     ),
 )
