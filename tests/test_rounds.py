@@ -152,3 +152,6 @@ def test_what_has_no_rounds_is_refused() -> None:
         rounds_of(hand_made.both_receive_first())
     with pytest.raises(Refused, match="in place only"):
         rounds_of(replace(hand_made.ring("allgather", 4), outofplace=False))
+    narrow = tuple(replace(gpu, scratch_chunks=1) for gpu in hand_made.direct("alltoall", 4).gpus)
+    with pytest.raises(Refused, match="outside its buffer"):
+        rounds_of(replace(hand_made.direct("alltoall", 4), gpus=narrow))

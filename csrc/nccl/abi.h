@@ -1,5 +1,5 @@
-/* The part of NCCL's and the CUDA driver's binary interfaces that is used here, declared so that neither has to be there
-   to build. tests/test_nccl_abi.py compares it with the nccl.h of NVIDIA's wheels. Read by C and C++. */
+/* The part of NCCL's and the CUDA driver's binary interfaces that is used here, declared so that neither has to be
+   there to build. tests/test_nccl_abi.py compares it with the nccl.h of NVIDIA's wheels. Read by C and C++. */
 #pragma once
 
 #include <stddef.h>
@@ -22,7 +22,9 @@ typedef enum {
   ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7
 } ncclResult_t;
 
-typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5, ncclMaxRedOp = 0x7fffffff } ncclRedOp_t;
+typedef enum {
+  ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5, ncclMaxRedOp = 0x7fffffff
+} ncclRedOp_t;
 
 #ifdef __cplusplus
 typedef enum : unsigned { /* later versions have more types, which are passed on */

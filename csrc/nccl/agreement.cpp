@@ -98,7 +98,8 @@ struct Exchange {
     all.resize(nranks);
     return driver.cuMemAlloc(&memory, (nranks + 1) * sizeof(Record)) == 0 &&
            driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == 0 &&
-           driver.cuMemcpyAsync(memory + nranks * sizeof(Record), reinterpret_cast<CUdeviceptr>(&mine), sizeof mine, stream) == 0;
+           driver.cuMemcpyAsync(memory + nranks * sizeof(Record), reinterpret_cast<CUdeviceptr>(&mine), sizeof mine,
+                                stream) == 0;
   }
 
   // Waits; NCCL's error where a rank is lost, or where time is up.
@@ -248,8 +249,9 @@ ncclResult_t agree(const std::vector<Communicator*>& fresh, bool one_process) {
     if (communicator.verdict == Outcome::custom) communicator.index_entries();
     inform("rank " + std::to_string(communicator.rank) + " of " + std::to_string(communicator.nranks) +
            ": a new communicator" +
-           (communicator.verdict == Outcome::custom ? " with programs"
-                                                    : std::string(" without programs: ") + reason(communicator.verdict)));
+           (communicator.verdict == Outcome::custom
+                ? " with programs"
+                : std::string(" without programs: ") + reason(communicator.verdict)));
   }
   return ncclSuccess;
 }

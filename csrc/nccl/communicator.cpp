@@ -8,20 +8,6 @@
 
 namespace teccl::nccl {
 
-bool is_reducing(Collective collective) {
-  return collective == Collective::allreduce || collective == Collective::reduce ||
-         collective == Collective::reduce_scatter;
-}
-
-bool has_shared_input(Collective collective) {
-  return collective == Collective::reduce_scatter || collective == Collective::scatter ||
-         collective == Collective::alltoall;
-}
-
-bool has_shared_output(Collective collective) {
-  return collective == Collective::allgather || collective == Collective::gather || collective == Collective::alltoall;
-}
-
 Communicator::Communicator(ncclComm_t handle, bool blocking) : handle(handle), blocking(blocking) {
   if (!blocking) verdict = Outcome::non_blocking;
 }

@@ -29,10 +29,6 @@ struct Call {
 
 std::size_t most_scratch();  // bytes that a call may use: TECCL_NCCL_SCRATCH, else 1 GiB
 
-bool is_reducing(Collective collective);
-bool has_shared_input(Collective collective);   // all ranks' shares: reduce_scatter, scatter, alltoall
-bool has_shared_output(Collective collective);  // allgather, gather, alltoall
-
 class Communicator {
  public:
   // `blocking`: its calls return when they are enqueued.

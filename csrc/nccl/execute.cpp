@@ -37,7 +37,8 @@ class Running {
     // Where only the root has a buffer, the others' programs must not touch what they were given.
     const bool no_input = rooted && !root && !is_reducing(call_.collective) && call_.collective != Collective::gather;
     const bool no_output = rooted && !root && (is_reducing(call_.collective) || call_.collective == Collective::gather);
-    const bool own_input = mine_.uses_input && (no_input || mine_.writes_input || scales || (in_place() && !program_.in_place));
+    const bool own_input =
+        mine_.uses_input && (no_input || mine_.writes_input || scales || (in_place() && !program_.in_place));
     const bool own_output = mine_.uses_output && no_output;
 
     width_ = aligned((call_.count / program_.parts + 1) * element_);
@@ -58,7 +59,9 @@ class Running {
         own_input ? scratch + places : const_cast<char*>(static_cast<const char*>(call_.send));
     buffers_[int(Buffer::output)] = own_output ? scratch + places + inputs : static_cast<char*>(call_.receive);
     if (!own_input || no_input) return ncclSuccess;
-    if (scales) return result(communicator_.reduction.scaled(scratch + places, call_.send, input, call_.type, communicator_.nranks, call_.stream));
+    if (scales)
+      return result(communicator_.reduction.scaled(scratch + places, call_.send, input, call_.type,
+                                                   communicator_.nranks, call_.stream));
     return copied(scratch + places, static_cast<const char*>(call_.send), input * element_);
   }
 
@@ -89,9 +92,10 @@ class Running {
       const Act& act = mine_.acts[number];
       const std::size_t elements = length(act);  // the same at both ends
       if (elements == 0) continue;
-      status = act.kind == Kind::send
-                   ? nccl.ncclSend(address(act.source_buffer, act.source), elements, call_.type, act.peer, call_.communicator, call_.stream)
-                   : nccl.ncclRecv(address(act.at_buffer, act.at), elements, call_.type, act.peer, call_.communicator, call_.stream);
+      status = act.kind == Kind::send ? nccl.ncclSend(address(act.source_buffer, act.source), elements, call_.type,
+                                                      act.peer, call_.communicator, call_.stream)
+                                      : nccl.ncclRecv(address(act.at_buffer, act.at), elements, call_.type, act.peer,
+                                                      call_.communicator, call_.stream);
     }
     return status;
   }
@@ -99,7 +103,8 @@ class Running {
   ncclResult_t end() const {
     const bool here = call_.root < 0 || call_.root == communicator_.rank;
     if (!averages() || !is_integer(call_.type) || !here) return ncclSuccess;
-    return result(communicator_.reduction.scaled(call_.receive, call_.receive, call_.count, call_.type, communicator_.nranks, call_.stream));
+    return result(communicator_.reduction.scaled(call_.receive, call_.receive, call_.count, call_.type,
+                                                 communicator_.nranks, call_.stream));
   }
 
   const Communicator& communicator() const { return communicator_; }
@@ -114,10 +119,13 @@ class Running {
     const std::size_t offset = static_cast<std::size_t>(communicator_.rank) * call_.count * element_;
     switch (call_.collective) {
       case Collective::allgather:
-      case Collective::gather: return send == receive + offset;
+      case Collective::gather:
+        return send == receive + offset;
       case Collective::reduce_scatter:
-      case Collective::scatter: return receive == send + offset;
-      default: return send == receive;
+      case Collective::scatter:
+        return receive == send + offset;
+      default:
+        return send == receive;
     }
   }
 

@@ -44,7 +44,8 @@ ncclResult_t delegated(const char* name, ncclResult_t (*function)(PARAMETERS...)
 
 std::string described(const Call& call) {
   const std::size_t bytes = call.count * element_bytes(call.type);
-  return std::string(collective_names[std::size_t(call.collective)]) + " of " + std::to_string(bytes) + " bytes a share";
+  return std::string(collective_names[std::size_t(call.collective)]) + " of " + std::to_string(bytes) +
+         " bytes a share";
 }
 
 // Whether the call is done, or waits for its group to end; its result is `result` then.
@@ -52,8 +53,7 @@ bool served(const Call& call, ncclResult_t& result) {
   if (thread.inside) return false;
   Communicator* communicator = find(call.communicator);
   std::uint32_t program = 0;
-  const Outcome outcome =
-      communicator != nullptr ? communicator->select(call, program) : Outcome::unknown_communicator;
+  const Outcome outcome = communicator != nullptr ? communicator->select(call, program) : Outcome::unknown_communicator;
   const bool first = ledger().count(call.collective, outcome);
   if (outcome != Outcome::custom) {
     if (first && informing()) inform(described(call) + ": delegated, " + reason(outcome));
@@ -82,7 +82,8 @@ bool blocks(const ncclConfig_t* config) {
 // As its parent, where the configuration does not say.
 bool blocks_as(ncclComm_t parent, const ncclConfig_t* config) {
   const Communicator* known = parent != nullptr ? find(parent) : nullptr;
-  if (known == nullptr || (config != nullptr && config->magic == NCCL_API_MAGIC && config->blocking != NCCL_CONFIG_UNDEF_INT))
+  if (known == nullptr ||
+      (config != nullptr && config->magic == NCCL_API_MAGIC && config->blocking != NCCL_CONFIG_UNDEF_INT))
     return blocks(config);
   return known->blocking;
 }
@@ -148,25 +149,29 @@ using namespace teccl::nccl;
 
 #define EXPORTED extern "C" __attribute__((visibility("default"))) ncclResult_t
 
-EXPORTED ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                       cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::allgather, send, receive, count, type, ncclSum, -1, comm, stream}, result)) return result;
   return DELEGATED(ncclAllGather, send, receive, count, type, comm, stream);
 }
 
-EXPORTED ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::reduce_scatter, send, receive, count, type, op, -1, comm, stream}, result)) return result;
   return DELEGATED(ncclReduceScatter, send, receive, count, type, op, comm, stream);
 }
 
-EXPORTED ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                       ncclComm_t comm, cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::allreduce, send, receive, count, type, op, -1, comm, stream}, result)) return result;
   return DELEGATED(ncclAllReduce, send, receive, count, type, op, comm, stream);
 }
 
-EXPORTED ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::broadcast, send, receive, count, type, ncclSum, root, comm, stream}, result)) return result;
   return DELEGATED(ncclBroadcast, send, receive, count, type, root, comm, stream);
@@ -178,25 +183,29 @@ EXPORTED ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, nc
   return DELEGATED(ncclBcast, buffer, count, type, root, comm, stream);
 }
 
-EXPORTED ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                    ncclComm_t comm, cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::reduce, send, receive, count, type, op, root, comm, stream}, result)) return result;
   return DELEGATED(ncclReduce, send, receive, count, type, op, root, comm, stream);
 }
 
-EXPORTED ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                      cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::alltoall, send, receive, count, type, ncclSum, -1, comm, stream}, result)) return result;
   return DELEGATED(ncclAlltoAll, send, receive, count, type, comm, stream);
 }
 
-EXPORTED ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                    cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::gather, send, receive, count, type, ncclSum, root, comm, stream}, result)) return result;
   return DELEGATED(ncclGather, send, receive, count, type, root, comm, stream);
 }
 
-EXPORTED ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORTED ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                     cudaStream_t stream) {
   ncclResult_t result;
   if (served({Collective::scatter, send, receive, count, type, ncclSum, root, comm, stream}, result)) return result;
   return DELEGATED(ncclScatter, send, receive, count, type, root, comm, stream);
@@ -237,21 +246,25 @@ EXPORTED ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, i
   return made(DELEGATED(ncclCommInitRankConfig, comm, nranks, id, rank, config), comm, blocks(config));
 }
 
-EXPORTED ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int nids, ncclUniqueId* ids, ncclConfig_t* config) {
+EXPORTED ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int nids, ncclUniqueId* ids,
+                                  ncclConfig_t* config) {
   return made(DELEGATED(ncclCommInitRankScalable, comm, nranks, rank, nids, ids, config), comm, blocks(config));
 }
 
 EXPORTED ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made_comm, ncclConfig_t* config) {
   const bool blocking = blocks_as(comm, config);
-  return made(DELEGATED(ncclCommSplit, comm, color, key, made_comm, config), color == NCCL_SPLIT_NOCOLOR ? nullptr : made_comm, blocking);
+  return made(DELEGATED(ncclCommSplit, comm, color, key, made_comm, config),
+              color == NCCL_SPLIT_NOCOLOR ? nullptr : made_comm, blocking);
 }
 
-EXPORTED ncclCommShrink(ncclComm_t comm, int* excluded, int number, ncclComm_t* made_comm, ncclConfig_t* config, int flags) {
+EXPORTED ncclCommShrink(ncclComm_t comm, int* excluded, int number, ncclComm_t* made_comm, ncclConfig_t* config,
+                        int flags) {
   const bool blocking = blocks_as(comm, config);
   return made(DELEGATED(ncclCommShrink, comm, excluded, number, made_comm, config, flags), made_comm, blocking);
 }
 
-EXPORTED ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* made_comm, ncclConfig_t* config) {
+EXPORTED ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* made_comm,
+                      ncclConfig_t* config) {
   const bool blocking = blocks_as(comm, config);
   return made(DELEGATED(ncclCommGrow, comm, nranks, id, rank, made_comm, config), made_comm, blocking);
 }

@@ -69,7 +69,8 @@ void print_summary() {
       const std::uint64_t number = counts[outcome].load(std::memory_order_relaxed);
       if (number == 0) continue;
       text += text.empty() ? "" : ", ";
-      text += std::to_string(number) + (outcome == 0 ? " custom" : std::string(" delegated (") + reason(Outcome(outcome)) + ")");
+      text += std::to_string(number) +
+              (outcome == 0 ? " custom" : std::string(" delegated (") + reason(Outcome(outcome)) + ")");
     }
     if (!text.empty()) say(std::string("summary: ") + collective_names[collective] + ": " + text);
   }

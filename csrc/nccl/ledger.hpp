@@ -46,8 +46,8 @@ class Ledger {
 };
 Ledger& ledger();  // the process'
 
-bool informing();                       // TECCL_DEBUG=INFO
-void inform(const std::string& line);   // where informing
-void warn(const std::string& line);     // always
+bool informing();                      // TECCL_DEBUG=INFO
+void inform(const std::string& line);  // where informing
+void warn(const std::string& line);    // always
 
 }  // namespace teccl::nccl

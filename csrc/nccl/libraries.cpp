@@ -49,8 +49,8 @@ Lookup<Cuda> find_cuda() {
   void* handle = opened("libcuda.so.1");
   if (handle == nullptr) return found;
   found.whole = true;
-#define F(name, symbol, parameters)                                                                   \
-  found.table.name = reinterpret_cast<CUresult(*) parameters>(dlsym(handle, #symbol));                \
+#define F(name, symbol, parameters)                                                    \
+  found.table.name = reinterpret_cast<CUresult(*) parameters>(dlsym(handle, #symbol)); \
   found.whole = found.whole && found.table.name != nullptr;
   CUDA_CALLED(F)
 #undef F
@@ -71,8 +71,8 @@ Lookup<Nvrtc> find_nvrtc() {
     void* handle = opened(place.c_str());
     if (handle == nullptr) continue;
     found.whole = true;
-#define F(name, symbol, parameters)                                                                   \
-  found.table.name = reinterpret_cast<int(*) parameters>(dlsym(handle, #symbol));                     \
+#define F(name, symbol, parameters)                                               \
+  found.table.name = reinterpret_cast<int(*) parameters>(dlsym(handle, #symbol)); \
   found.whole = found.whole && found.table.name != nullptr;
     NVRTC_CALLED(F)
 #undef F

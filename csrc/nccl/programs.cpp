@@ -10,6 +10,20 @@ namespace teccl::nccl {
 const char* const collective_names[collectives] = {"allgather", "reduce_scatter", "allreduce", "alltoall",
                                                    "broadcast", "reduce",         "gather",    "scatter"};
 
+bool is_reducing(Collective collective) {
+  return collective == Collective::allreduce || collective == Collective::reduce ||
+         collective == Collective::reduce_scatter;
+}
+
+bool has_shared_input(Collective collective) {
+  return collective == Collective::reduce_scatter || collective == Collective::scatter ||
+         collective == Collective::alltoall;
+}
+
+bool has_shared_output(Collective collective) {
+  return collective == Collective::allgather || collective == Collective::gather || collective == Collective::alltoall;
+}
+
 namespace {
 
 constexpr char magic[] = "TECCLNC1";
@@ -70,11 +84,18 @@ Programs::Programs(const std::string& path) : path_(path) {
     const ProgramRecord& record = records[number];
     const char* name = at<char>(record.name, record.name_size);
     if (record.parts == 0) refuse("has a program without parts");
-    programs_.push_back({std::string(name, record.name_size), record.parts, record.scratch, (record.flags & 1) != 0,
-                         (record.flags & 2) != 0, (record.flags & 4) != 0});
+    programs_.push_back({std::string(name, record.name_size), Collective::allgather, record.parts, record.scratch,
+                         (record.flags & 1) != 0, (record.flags & 2) != 0, (record.flags & 4) != 0});
   }
-  for (const Entry& entry : entries_)
+  std::vector<bool> seen(programs_.size(), false);
+  for (const Entry& entry : entries_) {
     if (entry.collective >= collectives || entry.program >= header.nprograms) refuse("has an entry of nothing");
+    const Collective collective = Collective(entry.collective);
+    if (seen[entry.program] && programs_[entry.program].collective != collective)
+      refuse("has a program for two collectives");
+    seen[entry.program] = true;
+    programs_[entry.program].collective = collective;
+  }
 }
 
 bool Programs::reduces() const {
@@ -100,6 +121,7 @@ RankProgram Programs::rank_program(std::uint32_t program, std::uint32_t rank) co
   found.writes_input = (record.flags & 1) != 0;
   found.rounds = at<Round>(offset + sizeof(RankRecord), record.nrounds);
   found.acts = at<Act>(offset + sizeof(RankRecord) + record.nrounds * sizeof(Round), record.nacts);
+  const Program& whole = programs_[program];
   std::uint32_t last = 0;
   for (std::uint32_t round = 0; round < record.nrounds; ++round) {
     const Round& one = found.rounds[round];
@@ -111,21 +133,29 @@ RankProgram Programs::rank_program(std::uint32_t program, std::uint32_t rank) co
       if (message && (act.peer < 0 || std::uint32_t(act.peer) >= nranks_ || std::uint32_t(act.peer) == rank))
         refuse("has a message to nobody");
       const bool reads = act.kind != Kind::receive, writes = act.kind != Kind::send;
-      const struct { Buffer buffer; std::uint32_t position; bool needed; } places[] = {
-          {act.at_buffer, act.at, writes}, {act.source_buffer, act.source, reads},
-          {act.other_buffer, act.other, act.kind == Kind::reduce}};
+      const struct {
+        Buffer buffer;
+        std::uint32_t position;
+        bool needed;
+      } places[] = {{act.at_buffer, act.at, writes},
+                    {act.source_buffer, act.source, reads},
+                    {act.other_buffer, act.other, act.kind == Kind::reduce}};
       for (const auto& place : places) {
         if (place.needed != (place.buffer < Buffer::none)) refuse("has an act without a place");
         if (!place.needed) continue;
-        // Nothing is outside the buffers: no user buffer is larger than all ranks' shares.
-        const std::uint64_t limit = place.buffer == Buffer::scratch
-                                        ? record.scratch
-                                        : std::uint64_t(programs_[program].parts) * nranks_;
-        if (act.count == 0 || std::uint64_t(place.position) + act.count > limit) refuse("has an act outside its buffer");
+        const bool shares = place.buffer == Buffer::input ? has_shared_input(whole.collective)
+                                                          : has_shared_output(whole.collective);
+        const std::uint64_t limit =
+            place.buffer == Buffer::scratch ? record.scratch : std::uint64_t(whole.parts) * (shares ? nranks_ : 1);
+        if (act.count == 0 || std::uint64_t(place.position) + act.count > limit)
+          refuse("has an act outside its buffer");
+        // Parts of a share differ by an element, and places in scratch hold one each.
+        if (place.buffer == Buffer::scratch ? act.count != 1 : place.position % whole.parts != act.part % whole.parts)
+          refuse("has an act that moves parts of a share elsewhere");
         found.uses_input = found.uses_input || place.buffer == Buffer::input;
         found.uses_output = found.uses_output || place.buffer == Buffer::output;
       }
-      if (act.kind == Kind::reduce && !programs_[program].reduces) refuse("has a reduction in a program without");
+      if (act.kind == Kind::reduce && !whole.reduces) refuse("has a reduction in a program without");
     }
     last = one.messages;
   }

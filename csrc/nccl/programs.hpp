@@ -1,5 +1,5 @@
-// The programs of a machine as `store env --runtime nccl` writes them: rounds of local acts and messages for every rank,
-// and which of them serves which sizes. teccl_msccl/store/rounds_file.py writes the file and describes it.
+// The programs of a machine as `store env --runtime nccl` writes them: rounds of local acts and messages for every
+// rank, and which of them serves which sizes. teccl_msccl/store/rounds_file.py writes the file and describes it.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,20 @@
 namespace teccl::nccl {
 
 enum class Collective : std::uint32_t {
-  allgather, reduce_scatter, allreduce, alltoall, broadcast, reduce, gather, scatter
+  allgather,
+  reduce_scatter,
+  allreduce,
+  alltoall,
+  broadcast,
+  reduce,
+  gather,
+  scatter
 };
 constexpr std::size_t collectives = 8;
 extern const char* const collective_names[collectives];
+bool is_reducing(Collective collective);
+bool has_shared_input(Collective collective);   // all ranks' shares: reduce_scatter, scatter, alltoall
+bool has_shared_output(Collective collective);  // allgather, gather, alltoall
 
 enum class Kind : std::uint8_t { copy, reduce, send, receive };
 enum class Buffer : std::uint8_t { input, output, scratch, none };
@@ -44,11 +54,12 @@ struct RankProgram {
 
 struct Program {
   std::string name;
+  Collective collective;  // as its entries say
   std::uint32_t parts;    // of a share
   std::uint32_t scratch;  // places, on the rank that needs most
   bool in_place;          // right where input and output lie in one another, too
   bool reduces;
-  bool writes_input;      // on some rank
+  bool writes_input;  // on some rank
 };
 
 // Program `program` serves `collective` of min_bytes ≤ size < max_bytes, as nccl-tests count sizes.

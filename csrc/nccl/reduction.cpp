@@ -25,7 +25,8 @@ std::vector<char> compiled(const std::string& architecture) {
     return {};
   }
   nvrtcProgram program = nullptr;
-  if (compiler->nvrtcCreateProgram(&program, reduction_source, "reduction_kernel.cu", 0, nullptr, nullptr) != 0) return {};
+  if (compiler->nvrtcCreateProgram(&program, reduction_source, "reduction_kernel.cu", 0, nullptr, nullptr) != 0)
+    return {};
   const std::string target = "--gpu-architecture=" + architecture;
   const char* const options[] = {target.c_str(), "--std=c++17"};
   std::vector<char> cubin;
@@ -76,8 +77,8 @@ CUresult launched(CUfunction function, unsigned most_blocks, size_t bytes, void*
 
 }  // namespace
 
-CUresult Reduction::combined(void* out, const void* a, const void* b, size_t count, ncclDataType_t type,
-                             ncclRedOp_t op, cudaStream_t stream) const {
+CUresult Reduction::combined(void* out, const void* a, const void* b, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                             cudaStream_t stream) const {
   unsigned long long elements = count;
   int type_number = type, op_number = op;
   void* arguments[] = {&out, &a, &b, &elements, &type_number, &op_number};

@@ -1,11 +1,12 @@
-// Reductions of two buffers of any of NCCL's types: one source for GPUs, where NVRTC compiles it at run time, and for the
-// host, where the tests run it. It includes nothing, so that NVRTC needs no header.
+// Reductions of two buffers of any of NCCL's types: one source for GPUs, where NVRTC compiles it at run time, and for
+// the host, where the tests run it. It includes nothing, so that NVRTC needs no header.
 #ifdef __CUDACC__
 #define TECCL_DEVICE static __device__ __forceinline__
+#define TECCL_ONCE _Pragma("unroll 1")
 #else
-#include <cmath>
 #include <cstring>
 #define TECCL_DEVICE static inline
+#define TECCL_ONCE
 #endif
 
 namespace teccl_kernel {
@@ -141,32 +142,23 @@ struct Wrapping<long long> {
   typedef u64 Type;
 };
 
-struct Sum {
-  template <typename T>
-  TECCL_DEVICE T combine(T a, T b) {
-    typedef typename Wrapping<T>::Type W;
-    return static_cast<T>(static_cast<W>(a) + static_cast<W>(b));
+// NCCL's numbers: 0 sum, 1 product, 2 maximum, 3 minimum (of a number and a NaN, the number); an average is a sum,
+// scaled before or after. The same for all threads, so that asking for each element costs little beside its memory; a
+// kernel for each would take NVRTC many times as long.
+template <typename T>
+TECCL_DEVICE T combined(int op, T a, T b) {
+  typedef typename Wrapping<T>::Type W;
+  switch (op) {
+    case 1:
+      return static_cast<T>(static_cast<W>(a) * static_cast<W>(b));
+    case 2:
+      return a != a ? b : (b > a ? b : a);
+    case 3:
+      return a != a ? b : (b < a ? b : a);
+    default:
+      return static_cast<T>(static_cast<W>(a) + static_cast<W>(b));
   }
-};
-struct Product {
-  template <typename T>
-  TECCL_DEVICE T combine(T a, T b) {
-    typedef typename Wrapping<T>::Type W;
-    return static_cast<T>(static_cast<W>(a) * static_cast<W>(b));
-  }
-};
-struct Largest {  // of a number and a NaN, the number
-  template <typename T>
-  TECCL_DEVICE T combine(T a, T b) {
-    return a != a ? b : (b > a ? b : a);
-  }
-};
-struct Smallest {
-  template <typename T>
-  TECCL_DEVICE T combine(T a, T b) {
-    return a != a ? b : (b < a ? b : a);
-  }
-};
+}
 
 // 16 bytes at once where everything is aligned to them.
 template <typename T>
@@ -174,8 +166,8 @@ struct alignas(16) Pack {
   T value[16 / sizeof(T)];
 };
 
-template <typename TYPE, typename OP>
-TECCL_DEVICE void combine(void* out, const void* a, const void* b, u64 count, u64 thread, u64 threads) {
+template <typename TYPE>
+TECCL_DEVICE void combine(int op, void* out, const void* a, const void* b, u64 count, u64 thread, u64 threads) {
   typedef typename TYPE::Stored S;
   const u64 width = 16 / sizeof(S);
   S* to = static_cast<S*>(out);
@@ -185,43 +177,47 @@ TECCL_DEVICE void combine(void* out, const void* a, const void* b, u64 count, u6
   if (((reinterpret_cast<u64>(out) | reinterpret_cast<u64>(a) | reinterpret_cast<u64>(b)) & 15) == 0) {
     typedef Pack<S> P;
     const u64 packs = count / width;
-    for (u64 i = thread; i < packs; i += threads) {
+    TECCL_ONCE for (u64 i = thread; i < packs; i += threads) {
       const P x = static_cast<const P*>(a)[i];
       const P y = static_cast<const P*>(b)[i];
       P z;
-      for (u64 k = 0; k < width; ++k) z.value[k] = TYPE::store(OP::combine(TYPE::load(x.value[k]), TYPE::load(y.value[k])));
+      for (u64 k = 0; k < width; ++k)
+        z.value[k] = TYPE::store(combined(op, TYPE::load(x.value[k]), TYPE::load(y.value[k])));
       static_cast<P*>(out)[i] = z;
     }
     begin = packs * width;
   }
-  for (u64 i = begin + thread; i < count; i += threads)
-    to[i] = TYPE::store(OP::combine(TYPE::load(one[i]), TYPE::load(other[i])));
+  TECCL_ONCE for (u64 i = begin + thread; i < count; i += threads) to[i] =
+      TYPE::store(combined(op, TYPE::load(one[i]), TYPE::load(other[i])));
 }
 
-template <typename TYPE>
-TECCL_DEVICE void combine_by(int op, void* out, const void* a, const void* b, u64 count, u64 thread, u64 threads) {
-  switch (op) {  // NCCL's numbers; an average is a sum, scaled before or after
-    case 1: return combine<TYPE, Product>(out, a, b, count, thread, threads);
-    case 2: return combine<TYPE, Largest>(out, a, b, count, thread, threads);
-    case 3: return combine<TYPE, Smallest>(out, a, b, count, thread, threads);
-    default: return combine<TYPE, Sum>(out, a, b, count, thread, threads);
-  }
-}
-
-TECCL_DEVICE void combine_any(void* out, const void* a, const void* b, u64 count, int type, int op, u64 thread, u64 threads) {
+TECCL_DEVICE void combine_any(void* out, const void* a, const void* b, u64 count, int type, int op, u64 thread,
+                              u64 threads) {
   switch (type) {  // NCCL's numbers
-    case 0: return combine_by<Plain<signed char> >(op, out, a, b, count, thread, threads);
-    case 1: return combine_by<Plain<u8> >(op, out, a, b, count, thread, threads);
-    case 2: return combine_by<Plain<int> >(op, out, a, b, count, thread, threads);
-    case 3: return combine_by<Plain<u32> >(op, out, a, b, count, thread, threads);
-    case 4: return combine_by<Plain<long long> >(op, out, a, b, count, thread, threads);
-    case 5: return combine_by<Plain<u64> >(op, out, a, b, count, thread, threads);
-    case 6: return combine_by<Half>(op, out, a, b, count, thread, threads);
-    case 7: return combine_by<Plain<float> >(op, out, a, b, count, thread, threads);
-    case 8: return combine_by<Plain<double> >(op, out, a, b, count, thread, threads);
-    case 9: return combine_by<Narrow<u16, Bfloat16Format> >(op, out, a, b, count, thread, threads);
-    case 10: return combine_by<Narrow<u8, E4m3Format> >(op, out, a, b, count, thread, threads);
-    case 11: return combine_by<Narrow<u8, E5m2Format> >(op, out, a, b, count, thread, threads);
+    case 0:
+      return combine<Plain<signed char> >(op, out, a, b, count, thread, threads);
+    case 1:
+      return combine<Plain<u8> >(op, out, a, b, count, thread, threads);
+    case 2:
+      return combine<Plain<int> >(op, out, a, b, count, thread, threads);
+    case 3:
+      return combine<Plain<u32> >(op, out, a, b, count, thread, threads);
+    case 4:
+      return combine<Plain<long long> >(op, out, a, b, count, thread, threads);
+    case 5:
+      return combine<Plain<u64> >(op, out, a, b, count, thread, threads);
+    case 6:
+      return combine<Half>(op, out, a, b, count, thread, threads);
+    case 7:
+      return combine<Plain<float> >(op, out, a, b, count, thread, threads);
+    case 8:
+      return combine<Plain<double> >(op, out, a, b, count, thread, threads);
+    case 9:
+      return combine<Narrow<u16, Bfloat16Format> >(op, out, a, b, count, thread, threads);
+    case 10:
+      return combine<Narrow<u8, E4m3Format> >(op, out, a, b, count, thread, threads);
+    case 11:
+      return combine<Narrow<u8, E5m2Format> >(op, out, a, b, count, thread, threads);
   }
 }
 
@@ -231,38 +227,50 @@ template <typename TYPE>
 TECCL_DEVICE void multiply(void* out, const void* in, u64 count, int n, u64 thread, u64 threads) {
   typedef typename TYPE::Computed C;
   const C factor = TYPE::load(TYPE::store(static_cast<C>(1) / static_cast<C>(n)));
-  for (u64 i = thread; i < count; i += threads)
-    static_cast<typename TYPE::Stored*>(out)[i] =
-        TYPE::store(TYPE::load(static_cast<const typename TYPE::Stored*>(in)[i]) * factor);
+  TECCL_ONCE for (u64 i = thread; i < count; i += threads) static_cast<typename TYPE::Stored*>(out)[i] =
+      TYPE::store(TYPE::load(static_cast<const typename TYPE::Stored*>(in)[i]) * factor);
 }
 
 template <typename T>
 TECCL_DEVICE void divide(void* out, const void* in, u64 count, int n, u64 thread, u64 threads) {
-  for (u64 i = thread; i < count; i += threads)
-    static_cast<T*>(out)[i] = static_cast<T>(static_cast<const T*>(in)[i] / static_cast<T>(n));
+  TECCL_ONCE for (u64 i = thread; i < count; i += threads) static_cast<T*>(out)[i] =
+      static_cast<T>(static_cast<const T*>(in)[i] / static_cast<T>(n));
 }
 
 TECCL_DEVICE void scale_any(void* out, const void* in, u64 count, int type, int n, u64 thread, u64 threads) {
   switch (type) {
-    case 0: return divide<signed char>(out, in, count, n, thread, threads);
-    case 1: return divide<u8>(out, in, count, n, thread, threads);
-    case 2: return divide<int>(out, in, count, n, thread, threads);
-    case 3: return divide<u32>(out, in, count, n, thread, threads);
-    case 4: return divide<long long>(out, in, count, n, thread, threads);
-    case 5: return divide<u64>(out, in, count, n, thread, threads);
-    case 6: return multiply<Half>(out, in, count, n, thread, threads);
-    case 7: return multiply<Plain<float> >(out, in, count, n, thread, threads);
-    case 8: return multiply<Plain<double> >(out, in, count, n, thread, threads);
-    case 9: return multiply<Narrow<u16, Bfloat16Format> >(out, in, count, n, thread, threads);
-    case 10: return multiply<Narrow<u8, E4m3Format> >(out, in, count, n, thread, threads);
-    case 11: return multiply<Narrow<u8, E5m2Format> >(out, in, count, n, thread, threads);
+    case 0:
+      return divide<signed char>(out, in, count, n, thread, threads);
+    case 1:
+      return divide<u8>(out, in, count, n, thread, threads);
+    case 2:
+      return divide<int>(out, in, count, n, thread, threads);
+    case 3:
+      return divide<u32>(out, in, count, n, thread, threads);
+    case 4:
+      return divide<long long>(out, in, count, n, thread, threads);
+    case 5:
+      return divide<u64>(out, in, count, n, thread, threads);
+    case 6:
+      return multiply<Half>(out, in, count, n, thread, threads);
+    case 7:
+      return multiply<Plain<float> >(out, in, count, n, thread, threads);
+    case 8:
+      return multiply<Plain<double> >(out, in, count, n, thread, threads);
+    case 9:
+      return multiply<Narrow<u16, Bfloat16Format> >(out, in, count, n, thread, threads);
+    case 10:
+      return multiply<Narrow<u8, E4m3Format> >(out, in, count, n, thread, threads);
+    case 11:
+      return multiply<Narrow<u8, E5m2Format> >(out, in, count, n, thread, threads);
   }
 }
 
 }  // namespace teccl_kernel
 
 #ifdef __CUDACC__
-extern "C" __global__ void teccl_combine(void* out, const void* a, const void* b, unsigned long long count, int type, int op) {
+extern "C" __global__ void teccl_combine(void* out, const void* a, const void* b, unsigned long long count, int type,
+                                         int op) {
   teccl_kernel::combine_any(out, a, b, count, type, op, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
 extern "C" __global__ void teccl_scale(void* out, const void* in, unsigned long long count, int type, int n) {

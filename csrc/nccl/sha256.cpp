@@ -82,7 +82,8 @@ Digest sha256(const std::uint8_t* data, std::size_t size) {
   const std::size_t rest = size - at, length = rest < 56 ? 64 : 128;
   if (rest != 0) std::memcpy(tail, data + at, rest);
   tail[rest] = 0x80;
-  for (int i = 0; i < 8; ++i) tail[length - 1 - i] = static_cast<std::uint8_t>(static_cast<std::uint64_t>(size) * 8 >> (8 * i));
+  for (int i = 0; i < 8; ++i)
+    tail[length - 1 - i] = static_cast<std::uint8_t>(static_cast<std::uint64_t>(size) * 8 >> (8 * i));
   for (std::size_t block = 0; block < length; block += 64) take(tail + block, state, constants);
   Digest digest;
   for (int i = 0; i < 32; ++i) digest[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));

@@ -159,6 +159,8 @@ class _Play:
         at = Place(step.dstbuf, step.dstoff + chunk) if step.type not in ("s", "rrs") else None
         part = message.part if message is not None else self._part(rank, source) if source is not None else 0
         for place in (source, at):
+            if place is not None and not 0 <= place.position < self._size(rank, place.buffer):
+                raise Refused(f"{self.program.name}: gpu {rank} {step.type} is outside its buffer")
             if place is not None and (place is source or place.buffer != "s") and self._part(rank, place) != part:
                 raise Refused(f"{self.program.name}: gpu {rank} moves part {part} of a share to another")
         outgoing = source
@@ -187,6 +189,13 @@ class _Play:
         if place.buffer != "s":
             return place.position % self.parts
         return self.ranks[rank].parts.get(place, place.position % self.parts)
+
+    def _size(self, rank: int, buffer: str) -> int:
+        """Of a buffer, in parts."""
+        if buffer == "s":
+            return self.ranks[rank].scratch
+        shared = self.program.collective in (SHARED_INPUT if buffer == "i" else SHARED_OUTPUT)
+        return self.parts * (self.program.nranks if shared else 1)
 
     def _one(self, rank: int, place: Place) -> Place:
         """The place as it is called in place, where input and output lie in one another."""

@@ -2,11 +2,10 @@
 
    driver SCENARIO ranks=N [collective=all] [type=all] [op=all] [counts=1,5,1000] [mode=both] [root=0] [devices=1]
 
-   Every rank prints {"rank", "checked", "wrong", "result"}, and where the stand-in is loaded what it was asked for. It uses
-   the same calls on a GPU: NCCL from libnccl.so.2, memory and streams from libcuda.so.1. */
+   Every rank prints {"rank", "checked", "wrong", "result"}, and where the stand-in is loaded what it was asked for. It
+   uses the same calls on a GPU: NCCL from libnccl.so.2, memory and streams from libcuda.so.1. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,8 +41,8 @@ extern CUresult cuGraphLaunch(void*, cudaStream_t);
 enum { ALLGATHER, REDUCE_SCATTER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCE, GATHER, SCATTER, COLLECTIVES };
 static const char* const collective_names[] = {"allgather", "reduce_scatter", "allreduce", "alltoall",
                                                "broadcast", "reduce",         "gather",    "scatter"};
-static const char* const type_names[] = {"int8",  "uint8", "int32",  "uint32",   "int64",    "uint64",
-                                         "half",  "float", "double", "bfloat16", "fp8_e4m3", "fp8_e5m2"};
+static const char* const type_names[] = {"int8", "uint8", "int32",  "uint32",   "int64",    "uint64",
+                                         "half", "float", "double", "bfloat16", "fp8_e4m3", "fp8_e5m2"};
 static const size_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 static const char* const op_names[] = {"sum", "prod", "max", "min", "avg"};
 enum { TYPES = 12, OPS = 5, GUARD = 512 };
@@ -61,21 +60,21 @@ static struct Common* common;
 static int rank;
 static long checked, wrong;
 
-#define CUDA(call)                                                                      \
-  do {                                                                                  \
-    CUresult status_ = (call);                                                          \
-    if (status_ != 0) {                                                                 \
-      fprintf(stderr, "rank %d: line %d: CUDA error %d\n", rank, __LINE__, status_);    \
-      exit(3);                                                                          \
-    }                                                                                   \
+#define CUDA(call)                                                                   \
+  do {                                                                               \
+    CUresult status_ = (call);                                                       \
+    if (status_ != 0) {                                                              \
+      fprintf(stderr, "rank %d: line %d: CUDA error %d\n", rank, __LINE__, status_); \
+      exit(3);                                                                       \
+    }                                                                                \
   } while (0)
-#define NCCL(call)                                                                      \
-  do {                                                                                  \
-    ncclResult_t status_ = (call);                                                      \
-    if (status_ != ncclSuccess) {                                                       \
-      fprintf(stderr, "rank %d: line %d: NCCL error %d\n", rank, __LINE__, status_);    \
-      exit(4);                                                                          \
-    }                                                                                   \
+#define NCCL(call)                                                                   \
+  do {                                                                               \
+    ncclResult_t status_ = (call);                                                   \
+    if (status_ != ncclSuccess) {                                                    \
+      fprintf(stderr, "rank %d: line %d: NCCL error %d\n", rank, __LINE__, status_); \
+      exit(4);                                                                       \
+    }                                                                                \
   } while (0)
 
 /* -- small whole numbers in every type, exact under every operator ---------------------------------------------- */
@@ -87,10 +86,12 @@ static void store(unsigned char* at, int type, long value) {
     const int e = exponent[type - ncclFloat16], m = mantissa[type - ncclFloat16];
     int power = 0;
     while (value >> (power + 1)) ++power;
-    bits = value == 0 ? 0
-                      : ((unsigned long long)(power + (1 << (e - 1)) - 1) << m) +
-                            ((power <= m ? (unsigned long long)value << (m - power) : (unsigned long long)value >> (power - m)) -
-                             (1ULL << m));
+    bits =
+        value == 0
+            ? 0
+            : ((unsigned long long)(power + (1 << (e - 1)) - 1) << m) +
+                  ((power <= m ? (unsigned long long)value << (m - power) : (unsigned long long)value >> (power - m)) -
+                   (1ULL << m));
   }
   memcpy(at, &bits, type_bytes[type]);
 }
@@ -102,11 +103,15 @@ static long element(int collective, int op, int type, int r, size_t i, int ranks
   if (collective != ALLREDUCE && collective != REDUCE && collective != REDUCE_SCATTER)
     return (long)((mixed >> 3) % (type >= ncclFloat8e4m3 ? 8 : 100));
   switch (op) {
-    case ncclProd: return 1 + bit;
+    case ncclProd:
+      return 1 + bit;
     case ncclMax:
-    case ncclMin: return (long)((mixed >> 3) % 8);
-    case ncclAvg: return bit * ranks;
-    default: return bit;
+    case ncclMin:
+      return (long)((mixed >> 3) % 8);
+    case ncclAvg:
+      return bit * ranks;
+    default:
+      return bit;
   }
 }
 
@@ -115,17 +120,28 @@ static long combined(int collective, int op, int type, size_t i, int ranks) {
   for (int r = 1; r < ranks; ++r) {
     const long other = element(collective, op, type, r, i, ranks);
     switch (op) {
-      case ncclProd: result *= other; break;
-      case ncclMax: result = other > result ? other : result; break;
-      case ncclMin: result = other < result ? other : result; break;
-      default: result += other;
+      case ncclProd:
+        result *= other;
+        break;
+      case ncclMax:
+        result = other > result ? other : result;
+        break;
+      case ncclMin:
+        result = other < result ? other : result;
+        break;
+      default:
+        result += other;
     }
   }
   return op == ncclAvg ? result / ranks : result;
 }
 
-static int shares_in(int collective) { return collective == REDUCE_SCATTER || collective == ALLTOALL || collective == SCATTER; }
-static int shares_out(int collective) { return collective == ALLGATHER || collective == ALLTOALL || collective == GATHER; }
+static int shares_in(int collective) {
+  return collective == REDUCE_SCATTER || collective == ALLTOALL || collective == SCATTER;
+}
+static int shares_out(int collective) {
+  return collective == ALLGATHER || collective == ALLTOALL || collective == GATHER;
+}
 
 /* -- one call, prepared, made and checked ------------------------------------------------------------------------- */
 
@@ -156,7 +172,8 @@ static void prepare(struct Case* c, cudaStream_t stream) {
   c->before = malloc(c->sizes[0] + 2 * GUARD);
   memset(c->before, 0x5A, c->sizes[0] + 2 * GUARD);
   for (size_t i = 0; i < c->inputs; ++i)
-    store(c->before + GUARD + (in_offset + i) * bytes, c->type, element(c->collective, c->op, c->type, c->me, i, c->ranks));
+    store(c->before + GUARD + (in_offset + i) * bytes, c->type,
+          element(c->collective, c->op, c->type, c->me, i, c->ranks));
   CUDA(cuMemcpyAsync(c->memory[0], (CUdeviceptr)c->before, c->sizes[0] + 2 * GUARD, stream));
   c->output = malloc(c->sizes[1] + 2 * GUARD);
   memset(c->output, 0x5A, c->sizes[1] + 2 * GUARD);
@@ -174,12 +191,23 @@ static void prepare(struct Case* c, cudaStream_t stream) {
     const int part = (int)(i / c->count);
     switch (c->collective) {
       case ALLGATHER:
-      case GATHER: value = element(c->collective, c->op, c->type, part, k, c->ranks); break;
-      case ALLTOALL: value = element(c->collective, c->op, c->type, part, c->me * c->count + k, c->ranks); break;
-      case BROADCAST: value = element(c->collective, c->op, c->type, c->root, i, c->ranks); break;
-      case SCATTER: value = element(c->collective, c->op, c->type, c->root, c->me * c->count + i, c->ranks); break;
-      case REDUCE_SCATTER: value = combined(c->collective, c->op, c->type, c->me * c->count + i, c->ranks); break;
-      default: value = combined(c->collective, c->op, c->type, i, c->ranks);
+      case GATHER:
+        value = element(c->collective, c->op, c->type, part, k, c->ranks);
+        break;
+      case ALLTOALL:
+        value = element(c->collective, c->op, c->type, part, c->me * c->count + k, c->ranks);
+        break;
+      case BROADCAST:
+        value = element(c->collective, c->op, c->type, c->root, i, c->ranks);
+        break;
+      case SCATTER:
+        value = element(c->collective, c->op, c->type, c->root, c->me * c->count + i, c->ranks);
+        break;
+      case REDUCE_SCATTER:
+        value = combined(c->collective, c->op, c->type, c->me * c->count + i, c->ranks);
+        break;
+      default:
+        value = combined(c->collective, c->op, c->type, i, c->ranks);
     }
     store(c->expected + GUARD + (out_offset + i) * bytes, c->type, value);
   }
@@ -194,16 +222,23 @@ static ncclResult_t call(const struct Case* c, ncclComm_t comm, cudaStream_t str
   const ncclDataType_t type = (ncclDataType_t)c->type;
   const ncclRedOp_t op = (ncclRedOp_t)c->op;
   switch (c->collective) {
-    case ALLGATHER: return ncclAllGather(send, receive, c->count, type, comm, stream);
-    case REDUCE_SCATTER: return ncclReduceScatter(send, receive, c->count, type, op, comm, stream);
-    case ALLREDUCE: return ncclAllReduce(send, receive, c->count, type, op, comm, stream);
-    case ALLTOALL: return ncclAlltoAll(send, receive, c->count, type, comm, stream);
+    case ALLGATHER:
+      return ncclAllGather(send, receive, c->count, type, comm, stream);
+    case REDUCE_SCATTER:
+      return ncclReduceScatter(send, receive, c->count, type, op, comm, stream);
+    case ALLREDUCE:
+      return ncclAllReduce(send, receive, c->count, type, op, comm, stream);
+    case ALLTOALL:
+      return ncclAlltoAll(send, receive, c->count, type, comm, stream);
     case BROADCAST:
       return c->in_place ? ncclBcast(receive, c->count, type, c->root, comm, stream)
                          : ncclBroadcast(send, receive, c->count, type, c->root, comm, stream);
-    case REDUCE: return ncclReduce(send, receive, c->count, type, op, c->root, comm, stream);
-    case GATHER: return ncclGather(send, receive, c->count, type, c->root, comm, stream);
-    default: return ncclScatter(send, receive, c->count, type, c->root, comm, stream);
+    case REDUCE:
+      return ncclReduce(send, receive, c->count, type, op, c->root, comm, stream);
+    case GATHER:
+      return ncclGather(send, receive, c->count, type, c->root, comm, stream);
+    default:
+      return ncclScatter(send, receive, c->count, type, c->root, comm, stream);
   }
 }
 
@@ -226,8 +261,9 @@ static void check(struct Case* c, cudaStream_t stream) {
     size_t at = 0;
     while (at < size[k] && got[k][at] == c->expected[at]) ++at;
     fprintf(stderr, "rank %d: %s %s %s of %zu %s: wrong, output first at byte %zd of %zu (0x%02x, not 0x%02x)\n", rank,
-            collective_names[c->collective], type_names[c->type], op_names[c->op], c->count, c->in_place ? "in place" : "out of place",
-            (ssize_t)at - GUARD, size[k] - 2 * GUARD, at < size[k] ? got[k][at] : 0, at < size[k] ? c->expected[at] : 0);
+            collective_names[c->collective], type_names[c->type], op_names[c->op], c->count,
+            c->in_place ? "in place" : "out of place", (ssize_t)at - GUARD, size[k] - 2 * GUARD,
+            at < size[k] ? got[k][at] : 0, at < size[k] ? c->expected[at] : 0);
   }
   for (int i = 0; i < 2; ++i) {
     free(got[i]);
@@ -241,7 +277,8 @@ static void check(struct Case* c, cudaStream_t stream) {
 static struct Case made(int collective, int type, int op, size_t count, int in_place, int me, int ranks) {
   struct Case c;
   memset(&c, 0, sizeof c);
-  c.collective = collective, c.type = type, c.op = op, c.count = count, c.in_place = in_place, c.me = me, c.ranks = ranks;
+  c.collective = collective, c.type = type, c.op = op, c.count = count, c.in_place = in_place, c.me = me,
+  c.ranks = ranks;
   c.root = asked.root < ranks ? asked.root : 0;
   return c;
 }
@@ -268,7 +305,9 @@ static void sweep(ncclComm_t comm, cudaStream_t stream, int me, int ranks) {
         snprintf(counts, sizeof counts, "%s", asked.counts);
         for (char* word = strtok(counts, ","); word != NULL; word = strtok(NULL, ","))
           for (int in_place = 0; in_place < 2; ++in_place) {
-            if ((in_place && (strcmp(asked.mode, "out") == 0 || collective == ALLTOALL)) || (!in_place && strcmp(asked.mode, "in") == 0)) continue;
+            if ((in_place && (strcmp(asked.mode, "out") == 0 || collective == ALLTOALL)) ||
+                (!in_place && strcmp(asked.mode, "in") == 0))
+              continue;
             struct Case c = made(collective, type, op, strtoul(word, NULL, 10), in_place, me, ranks);
             prepare(&c, stream);
             NCCL(call(&c, comm, stream));
@@ -314,8 +353,10 @@ static void scenario_null_stream(void) {
 static void scenario_group(void) {
   ncclComm_t comm = world();
   cudaStream_t stream = new_stream();
-  struct Case cases[4] = {made(ALLGATHER, ncclFloat32, 0, 1000, 0, rank, asked.ranks), made(ALLREDUCE, ncclInt32, 0, 777, 1, rank, asked.ranks),
-                          made(ALLTOALL, ncclInt8, 0, 300, 0, rank, asked.ranks), made(ALLREDUCE, ncclFloat32, 0, 90, 0, rank, asked.ranks)};
+  struct Case cases[4] = {made(ALLGATHER, ncclFloat32, 0, 1000, 0, rank, asked.ranks),
+                          made(ALLREDUCE, ncclInt32, 0, 777, 1, rank, asked.ranks),
+                          made(ALLTOALL, ncclInt8, 0, 300, 0, rank, asked.ranks),
+                          made(ALLREDUCE, ncclFloat32, 0, 90, 0, rank, asked.ranks)};
   for (int k = 0; k < 4; ++k) prepare(&cases[k], stream);
   NCCL(ncclGroupStart());
   for (int k = 0; k < 2; ++k) NCCL(call(&cases[k], comm, stream));
@@ -357,7 +398,8 @@ static void scenario_streams(void) {
   cudaStream_t streams[2] = {new_stream(), new_stream()};
   const int reversed = asked.ranks - 1 - rank;
   for (int repeat = 0; repeat < 5; ++repeat) {
-    struct Case a = made(ALLREDUCE, ncclFloat32, 0, 4000, 0, rank, asked.ranks), b = made(ALLGATHER, ncclInt32, 0, 3000, 0, reversed, asked.ranks);
+    struct Case a = made(ALLREDUCE, ncclFloat32, 0, 4000, 0, rank, asked.ranks),
+                b = made(ALLGATHER, ncclInt32, 0, 3000, 0, reversed, asked.ranks);
     prepare(&a, streams[0]);
     prepare(&b, streams[1]);
     NCCL(call(&a, one, streams[0]));
@@ -416,7 +458,8 @@ static void scenario_grow(void) {
     common->second_ready = 1;
   }
   while ((rank == 0 || rank == old) && !common->second_ready) usleep(100);
-  NCCL(ncclCommGrow(small, asked.ranks, rank == 0 || rank == old ? &common->second : NULL, rank < old ? -1 : rank, &grown, NULL));
+  NCCL(ncclCommGrow(small, asked.ranks, rank == 0 || rank == old ? &common->second : NULL, rank < old ? -1 : rank,
+                    &grown, NULL));
   sweep(grown, new_stream(), rank, asked.ranks);
   leave(grown);
 }
@@ -595,12 +638,28 @@ static void scenario_overhead(void) {
   leave(comm);
 }
 
-static const struct { const char* name; void (*run)(void); } scenarios[] = {
-    {"all", scenario_all}, {"null_stream", scenario_null_stream}, {"group", scenario_group}, {"graph", scenario_graph},
-    {"streams", scenario_streams}, {"two_streams", scenario_two_streams}, {"split", scenario_split}, {"grow", scenario_grow},
-    {"scalable", scenario_scalable}, {"nonblocking", scenario_nonblocking}, {"premul", scenario_premul},
-    {"errors", scenario_errors}, {"death", scenario_death}, {"early_death", scenario_early_death},
-    {"absent", scenario_absent}, {"no_memory", scenario_no_memory}, {"one_process", scenario_one_process}, {"overhead", scenario_overhead},
+static const struct {
+  const char* name;
+  void (*run)(void);
+} scenarios[] = {
+    {"all", scenario_all},
+    {"null_stream", scenario_null_stream},
+    {"group", scenario_group},
+    {"graph", scenario_graph},
+    {"streams", scenario_streams},
+    {"two_streams", scenario_two_streams},
+    {"split", scenario_split},
+    {"grow", scenario_grow},
+    {"scalable", scenario_scalable},
+    {"nonblocking", scenario_nonblocking},
+    {"premul", scenario_premul},
+    {"errors", scenario_errors},
+    {"death", scenario_death},
+    {"early_death", scenario_early_death},
+    {"absent", scenario_absent},
+    {"no_memory", scenario_no_memory},
+    {"one_process", scenario_one_process},
+    {"overhead", scenario_overhead},
 };
 
 static int run_rank(void) {
@@ -625,8 +684,9 @@ static int run_rank(void) {
     if (strcmp(scenarios[k].name, asked.scenario) == 0) scenarios[k].run();
   long (*count)(const char*) = (long (*)(const char*))dlsym(RTLD_DEFAULT, "standin_count");
   char line[256];
-  const int length = snprintf(line, sizeof line, "{\"rank\": %d, \"checked\": %ld, \"wrong\": %ld, \"sends\": %ld, \"collectives\": %ld}\n",
-                              rank, checked, wrong, count != NULL ? count("sends") : -1, count != NULL ? count("collectives") : -1);
+  const int length = snprintf(
+      line, sizeof line, "{\"rank\": %d, \"checked\": %ld, \"wrong\": %ld, \"sends\": %ld, \"collectives\": %ld}\n",
+      rank, checked, wrong, count != NULL ? count("sends") : -1, count != NULL ? count("collectives") : -1);
   fflush(stdout);
   if (write(1, line, length) != length) return 5;
   return wrong ? 1 : 0;

@@ -154,9 +154,11 @@ CUresult cuMemFree_v2(CUdeviceptr memory) {
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, cudaStream_t stream) {
   if (stack.empty()) return 201;
-  const char *low = reinterpret_cast<const char*>(std::min(to, from)), *high = reinterpret_cast<const char*>(std::max(to, from));
+  const char *low = reinterpret_cast<const char*>(std::min(to, from)),
+             *high = reinterpret_cast<const char*>(std::max(to, from));
   if (low + size > high) standin::misuse("a copy between places that overlap");
-  standin::enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size); });
+  standin::enqueue(stream,
+                   [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size); });
   return 0;
 }
 CUresult cuStreamCreate(cudaStream_t* stream, unsigned) {
@@ -179,7 +181,8 @@ CUresult cuStreamQuery(cudaStream_t handle) {
   const std::lock_guard<std::mutex> lock(stream.mutex);
   return stream.queue.empty() && !stream.busy ? 0 : CUDA_ERROR_NOT_READY;
 }
-CUresult cuStreamGetCaptureInfo_v2(cudaStream_t handle, int* status, unsigned long long* id, void*, const void*, size_t*) {
+CUresult cuStreamGetCaptureInfo_v2(cudaStream_t handle, int* status, unsigned long long* id, void*, const void*,
+                                   size_t*) {
   CUstream_st& stream = stream_of(handle);
   const std::lock_guard<std::mutex> lock(stream.mutex);
   *status = stream.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0;
@@ -240,14 +243,13 @@ CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsig
   return 0;
 }
 
-int nvrtcCreateProgram(nvrtcProgram* program, const char* source, const char*, int, const char* const*, const char* const*) {
+int nvrtcCreateProgram(nvrtcProgram* program, const char* source, const char*, int, const char* const*,
+                       const char* const*) {
   *program = nullptr;
   return std::strstr(source, "teccl_combine") == nullptr;
 }
 int nvrtcDestroyProgram(nvrtcProgram*) { return 0; }
-int nvrtcCompileProgram(nvrtcProgram, int, const char* const*) {
-  return std::getenv("STANDIN_NO_COMPILER") != nullptr;
-}
+int nvrtcCompileProgram(nvrtcProgram, int, const char* const*) { return std::getenv("STANDIN_NO_COMPILER") != nullptr; }
 int nvrtcGetCUBINSize(nvrtcProgram, size_t* size) {
   *size = sizeof "stand-in cubin";
   return 0;

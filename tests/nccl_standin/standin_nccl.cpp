@@ -1,6 +1,6 @@
 // Host memory in the place of NCCL: ranks are processes (or threads) that share a file. Messages are taken as late as
-// NCCL may take them: a send is over when its receive is. Misuse — mismatched counts, groups that pair otherwise on the
-// two sides, a use after the end — ends the process. A rank that has died is an asynchronous ncclRemoteError.
+// NCCL may take them: a send is over when its receive is. Misuse — mismatched counts, groups that pair otherwise on
+// the two sides, a use after the end — ends the process. A rank that has died is an asynchronous ncclRemoteError.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -29,7 +29,7 @@ constexpr std::size_t chunk = 16384;
 
 struct Box {  // from one rank to another
   std::atomic<std::uint32_t> full;
-  std::uint64_t total;  // bytes of the message
+  std::uint64_t total;            // bytes of the message
   std::uint32_t kind, index, of;  // what call, and which of how many in its group between the two
   std::uint32_t bytes;
   char data[chunk];
@@ -76,8 +76,8 @@ struct Transfer {
 struct Request {
   ncclComm_t comm;
   cudaStream_t stream;
-  std::vector<Transfer> transfers;             // of point-to-point calls
-  std::function<void()> collective;            // or one of these
+  std::vector<Transfer> transfers;   // of point-to-point calls
+  std::function<void()> collective;  // or one of these
 };
 
 struct Thread {
@@ -116,8 +116,10 @@ bool moved(ncclComm_t comm, int plane, Transfer& transfer) {
     return true;
   }
   if (!full) return false;
-  if (box.total != transfer.total || box.kind != transfer.kind) standin::misuse("a message of another size or type than its receive");
-  if (box.index != transfer.index || box.of != transfer.of) standin::misuse("a message of another group than its receive");
+  if (box.total != transfer.total || box.kind != transfer.kind)
+    standin::misuse("a message of another size or type than its receive");
+  if (box.index != transfer.index || box.of != transfer.of)
+    standin::misuse("a message of another group than its receive");
   std::memcpy(transfer.at + transfer.done, box.data, box.bytes);
   transfer.done += box.bytes;
   box.full.store(0, std::memory_order_release);
@@ -203,7 +205,8 @@ ncclResult_t flush() {
       transfer.index = numbers[{transfer.send, transfer.peer}]++;
       transfer.of = totals[{transfer.send, transfer.peer}];
     }
-    standin::enqueue(request.stream, [comm = request.comm, transfers = request.transfers] { progress(comm, 0, transfers); });
+    standin::enqueue(request.stream,
+                     [comm = request.comm, transfers = request.transfers] { progress(comm, 0, transfers); });
   }
   return ncclSuccess;
 }
@@ -215,7 +218,8 @@ ncclResult_t asked(Request request) {
   return here.depth > 0 ? ncclSuccess : flush();
 }
 
-ncclResult_t message(bool send, const void* at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t message(bool send, const void* at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                     cudaStream_t stream) {
   if (comm == nullptr || peer < 0 || peer >= comm->nranks || bytes_of(type) == 0) {
     here.error = ncclInvalidArgument;
     return ncclInvalidArgument;
@@ -254,7 +258,8 @@ void reduced(const std::vector<std::vector<char>>& inputs, std::size_t offset, c
   std::vector<char> sum(inputs[0].begin() + offset, inputs[0].begin() + offset + bytes);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank)
     teccl_kernel::combine_any(sum.data(), sum.data(), inputs[rank].data() + offset, count, type, op, 0, 1);
-  if (op == ncclAvg) teccl_kernel::scale_any(sum.data(), sum.data(), count, type, static_cast<int>(inputs.size()), 0, 1);
+  if (op == ncclAvg)
+    teccl_kernel::scale_any(sum.data(), sum.data(), count, type, static_cast<int>(inputs.size()), 0, 1);
   if (op >= ncclNumOps)
     for (std::size_t i = 0; i < count; ++i) reinterpret_cast<float*>(sum.data())[i] *= factor;
   std::memcpy(out, sum.data(), bytes);
@@ -286,7 +291,9 @@ ncclComm_t joined(const std::string& name, int rank, int nranks, int device, boo
   return comm;
 }
 
-std::string name_of(const ncclUniqueId& id) { return std::string(id.internal, strnlen(id.internal, NCCL_UNIQUE_ID_BYTES)); }
+std::string name_of(const ncclUniqueId& id) {
+  return std::string(id.internal, strnlen(id.internal, NCCL_UNIQUE_ID_BYTES));
+}
 
 bool blocking_of(const ncclConfig_t* config, bool inherited) {
   return config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT ? inherited : config->blocking != 0;
@@ -319,7 +326,9 @@ ncclResult_t born(ncclComm_t* where, const std::string& name, int rank, int nran
 
 extern "C" {
 
-long standin_count(const char* what) { return std::strcmp(what, "sends") == 0 ? sends.load() : collective_calls.load(); }
+long standin_count(const char* what) {
+  return std::strcmp(what, "sends") == 0 ? sends.load() : collective_calls.load();
+}
 
 ncclResult_t ncclGetVersion(int* version) {
   const char* text = std::getenv("STANDIN_NCCL_VERSION");
@@ -345,14 +354,16 @@ ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) {
   if (--here.depth == 0) here.requests.clear();
   return ncclSuccess;
 }
-ncclResult_t ncclSend(const void* at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void* at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
   return message(true, at, count, type, peer, comm, stream);
 }
 ncclResult_t ncclRecv(void* at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   return message(false, at, count, type, peer, comm, stream);
 }
 
-ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
   if (comm == nullptr || bytes_of(type) == 0) return ncclInvalidArgument;
   const std::size_t bytes = count * bytes_of(type);
   return collective(1, send, bytes, comm, stream, [=](const auto& inputs) {
@@ -360,46 +371,54 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDa
       std::memcpy(static_cast<char*>(receive) + rank * bytes, inputs[rank].data(), bytes);
   });
 }
-ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
   if (comm == nullptr || root < 0 || root >= comm->nranks || bytes_of(type) == 0) return ncclInvalidArgument;
   const std::size_t bytes = count * bytes_of(type);
   return collective(2, comm->rank == root ? send : nullptr, bytes, comm, stream,
                     [=](const auto& inputs) { std::memcpy(receive, inputs[root].data(), bytes); });
 }
-ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
-ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                          cudaStream_t stream) {
   const std::size_t bytes = count * bytes_of(type);
   return collective(3, send, bytes * comm->nranks, comm, stream, [=](const auto& inputs) {
     for (std::size_t rank = 0; rank < inputs.size(); ++rank)
       std::memcpy(static_cast<char*>(receive) + rank * bytes, inputs[rank].data() + comm->rank * bytes, bytes);
   });
 }
-ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                        cudaStream_t stream) {
   const std::size_t bytes = count * bytes_of(type);
   return collective(4, send, bytes, comm, stream, [=](const auto& inputs) {
     for (std::size_t rank = 0; rank < inputs.size() && comm->rank == root; ++rank)
       std::memcpy(static_cast<char*>(receive) + rank * bytes, inputs[rank].data(), bytes);
   });
 }
-ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                         cudaStream_t stream) {
   const std::size_t bytes = count * bytes_of(type);
   return collective(5, comm->rank == root ? send : nullptr, bytes * comm->nranks, comm, stream,
                     [=](const auto& inputs) { std::memcpy(receive, inputs[root].data() + comm->rank * bytes, bytes); });
 }
-ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
   if (comm == nullptr || bytes_of(type) == 0) return ncclInvalidArgument;
   return collective(6, send, count * bytes_of(type), comm, stream, [=](const auto& inputs) {
     reduced(inputs, 0, static_cast<char*>(receive), count, type, op, op >= ncclNumOps ? comm->operators.at(op) : 1);
   });
 }
-ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
   return collective(7, send, count * bytes_of(type), comm, stream, [=](const auto& inputs) {
     if (comm->rank == root) reduced(inputs, 0, static_cast<char*>(receive), count, type, op, 1);
   });
 }
-ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
   const std::size_t bytes = count * bytes_of(type);
   return collective(8, send, bytes * comm->nranks, comm, stream, [=](const auto& inputs) {
     reduced(inputs, comm->rank * bytes, static_cast<char*>(receive), count, type, op, 1);
@@ -418,7 +437,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
 }
-ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int, ncclUniqueId* ids, ncclConfig_t* config) {
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int, ncclUniqueId* ids,
+                                      ncclConfig_t* config) {
   return ncclCommInitRankConfig(comm, nranks, ids[0], rank, config);
 }
 ncclResult_t ncclCommInitAll(ncclComm_t* comms, int number, const int* devices) {
@@ -426,7 +446,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int number, const int* devices) 
   ncclGetUniqueId(&id);
   std::vector<std::thread> joining;
   for (int rank = 0; rank < number; ++rank)
-    joining.emplace_back([=] { comms[rank] = joined(name_of(id), rank, number, devices != nullptr ? devices[rank] : rank, true); });
+    joining.emplace_back(
+        [=] { comms[rank] = joined(name_of(id), rank, number, devices != nullptr ? devices[rank] : rank, true); });
   for (std::thread& thread : joining) thread.join();
   return ncclSuccess;
 }
@@ -449,11 +470,14 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
 }
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int number, ncclComm_t* made, ncclConfig_t* config, int) {
   int rank = 0;
-  for (int other = 0; other < comm->rank; ++other) rank += std::find(excluded, excluded + number, other) == excluded + number;
-  return born(made, comm->name + "-k" + std::to_string(comm->children++), rank, comm->nranks - number, blocking_of(config, comm->blocking));
+  for (int other = 0; other < comm->rank; ++other)
+    rank += std::find(excluded, excluded + number, other) == excluded + number;
+  return born(made, comm->name + "-k" + std::to_string(comm->children++), rank, comm->nranks - number,
+              blocking_of(config, comm->blocking));
 }
 ncclResult_t ncclCommGetUniqueId(ncclComm_t, ncclUniqueId* id) { return ncclGetUniqueId(id); }
-ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* made, ncclConfig_t* config) {
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* made,
+                          ncclConfig_t* config) {
   ncclUniqueId known;
   if (id != nullptr) known = *id;
   if (comm != nullptr && id != nullptr) {
@@ -463,7 +487,8 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, i
     while (comm->shared->grown == 0) usleep(50);
     std::memcpy(known.internal, comm->shared->grow_id, sizeof known.internal);
   }
-  return born(made, name_of(known), comm != nullptr ? comm->rank : rank, nranks, blocking_of(config, comm == nullptr || comm->blocking));
+  return born(made, name_of(known), comm != nullptr ? comm->rank : rank, nranks,
+              blocking_of(config, comm == nullptr || comm->blocking));
 }
 ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
