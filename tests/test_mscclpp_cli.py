@@ -48,7 +48,9 @@ def test_a_plan_is_written_proved_and_checked(
     assert run("check", "allgather.json", "--target", "rccl") == 2
     assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--mode", "both") == 2
     assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--protocol", "LL") == 1
-    assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK) == 1
+    assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK) == 0
+    assert run("check", "gather.json") == 0
+    assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK, "--mode", "inplace") == 1
     assert run("check", "s.json") == 2
     assert "'name' is missing" in capsys.readouterr().err
 
