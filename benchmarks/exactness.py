@@ -43,6 +43,10 @@ INSTANCES = (
     *(("mesh-3x3", "allgather", 1e6, c) for c in (1, 2)),
     *(("mesh-3x3", "broadcast", 1e6, c) for c in (2, 4)),
     *(("full-5", "broadcast", 1e6, c) for c in (3, 5)),
+    *(("regular-3-8-26-50", "allgather", 1e6, c) for c in (1, 2)),
+    *(("regular-4-8-4-25-50", "allgather", 1e6, c) for c in (1, 2)),
+    *((f"multicast-{n}", "broadcast", 1e6, c) for n in (4, 5, 6, 8) for c in (2, 3)),
+    *((f"multicast-{n}", "allgather", 1e6, 1) for n in (4, 5)),
 )
 
 
@@ -56,8 +60,17 @@ def regular(degree: int, n: int, seed: int, speeds: tuple[float, ...]) -> Topolo
     return Topology(f"regular-{degree}-{n}-{seed}-{'-'.join(map(str, speeds))}", nodes, links)
 
 
+def multicast_star(n: int) -> Topology:
+    """GPUs round a switch that multicasts."""
+    star = Topology.load(f"star-{n}")
+    nodes = tuple(replace(node, multicast=node.kind == "switch") for node in star.nodes)
+    return replace(star, name=f"multicast-{n}", nodes=nodes)
+
+
 def topology_named(name: str) -> Topology:
     kind, *figures = name.split("-")
+    if kind == "multicast":
+        return multicast_star(int(figures[0]))
     if kind != "regular":
         return Topology.load(name)
     degree, n, seed, *speeds = map(int, figures)
