@@ -80,7 +80,8 @@ char* Communicator::scratch(cudaStream_t stream, std::size_t bytes) {
       status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
     capture = 0;
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto& [memory, size] = scratch_[{stream, capture}];
+  const bool per_thread = stream == reinterpret_cast<cudaStream_t>(2);  // cudaStreamPerThread
+  auto& [memory, size] = scratch_[{stream, per_thread ? std::this_thread::get_id() : std::thread::id(), capture}];
   if (size < bytes) {
     // What is outgrown may still be in use by calls that are enqueued, and freeing would wait for the device.
     if (memory != 0) outgrown_.push_back(memory);

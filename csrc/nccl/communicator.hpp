@@ -4,6 +4,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -61,7 +63,9 @@ class Communicator {
 
   std::vector<std::pair<std::int32_t, std::vector<Entry>>> entries_[collectives];  // by root, by size
   std::mutex mutex_;
-  std::map<std::pair<cudaStream_t, unsigned long long>, std::pair<CUdeviceptr, std::size_t>> scratch_;
+  // By stream, by the thread where every thread has a stream of that name, and by the capture (0: none).
+  using Place = std::tuple<cudaStream_t, std::thread::id, unsigned long long>;
+  std::map<Place, std::pair<CUdeviceptr, std::size_t>> scratch_;
   std::vector<CUdeviceptr> outgrown_;
   std::vector<bool> seen_;
 };

@@ -143,8 +143,8 @@ RankProgram Programs::rank_program(std::uint32_t program, std::uint32_t rank) co
       for (const auto& place : places) {
         if (place.needed != (place.buffer < Buffer::none)) refuse("has an act without a place");
         if (!place.needed) continue;
-        const bool shares = place.buffer == Buffer::input ? has_shared_input(whole.collective)
-                                                          : has_shared_output(whole.collective);
+        const bool shares =
+            place.buffer == Buffer::input ? has_shared_input(whole.collective) : has_shared_output(whole.collective);
         const std::uint64_t limit =
             place.buffer == Buffer::scratch ? record.scratch : std::uint64_t(whole.parts) * (shares ? nranks_ : 1);
         if (act.count == 0 || std::uint64_t(place.position) + act.count > limit)
