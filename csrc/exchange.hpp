@@ -24,7 +24,8 @@ struct Move {
   std::vector<Where> sources;
 };
 
-// Positions in input and output are share · parts + part; those of scratch and slots are numbered as they come.
+// Positions in input and output are share · parts + part; those of scratch and slots are numbered as they come. `slots`:
+// the most that any rank of the program publishes, so that all cut their data alike.
 struct Exchange {
   std::int64_t parts, input_shares, output_shares, scratch, slots;
   std::vector<Move> moves;

@@ -62,11 +62,11 @@ def test_the_same_as_gloo(tmp_path) -> None:
 
 def test_a_dead_peer_is_an_error_within_the_timeout(tmp_path) -> None:
     begin = time.monotonic()
-    ranks = start(3, "die", tmp_path)
+    ranks = start(2, "die", tmp_path)
     told = [rank.communicate(timeout=90) for rank in ranks]
     assert time.monotonic() - begin < 80
-    assert [rank.returncode for rank in ranks] == [3, -9, 3]
-    assert json.loads(told[0][0])["error"] in ("rank 1's process has ended", "rank 2 has given up; see its own error")
+    assert [rank.returncode for rank in ranks] == [3, -9]
+    assert json.loads(told[0][0])["error"] == "rank 1's process has ended"
 
 
 def test_torch_finds_the_backend_by_its_entry_point(tmp_path) -> None:
@@ -77,7 +77,7 @@ def test_torch_finds_the_backend_by_its_entry_point(tmp_path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: teccl-msccl\nVersion: 0\n")
     lines = [f"[{group}]\n{name} = {target}\n" for group, found in declared.items() for name, target in found.items()]
     (metadata / "entry_points.txt").write_text("".join(lines))
-    ranks = start(2, "found", tmp_path, PYTHONPATH=str(metadata.parent))
-    told = [rank.communicate(timeout=90) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told[0][1][-3000:]
-    assert [json.loads(out)["total"] for out, _ in told] == [2.0, 2.0]
+    (rank,) = start(1, "found", tmp_path, PYTHONPATH=str(metadata.parent))
+    out, errors = rank.communicate(timeout=90)
+    assert rank.returncode == 0, errors[-3000:]
+    assert json.loads(out) == {"backend": "teccl", "why": {"allreduce: one rank": 1}}

@@ -5,6 +5,7 @@
 #include <poll.h>
 #endif
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "module.hpp"
@@ -22,7 +23,7 @@ Exchange exchange_of(int rank, int nranks, std::int64_t parts, std::int64_t inpu
                      std::int64_t scratch, std::vector<std::int64_t> slots, const std::vector<PyMove>& moves) {
   if (parts < 1 || rank < 0 || rank >= nranks || slots.size() != static_cast<std::size_t>(nranks))
     throw std::invalid_argument("an exchange of no ranks or no parts");
-  Exchange exchange{parts, input_shares, output_shares, scratch, slots.at(static_cast<std::size_t>(rank)), {}};
+  Exchange exchange{parts, input_shares, output_shares, scratch, *std::max_element(slots.begin(), slots.end()), {}};
   const auto checked = [&](const PyWhere& where, std::int64_t part) {
     const auto [from, position] = where;
     if (from < 0 || from >= 3 + nranks) throw std::invalid_argument("a piece of no rank");
