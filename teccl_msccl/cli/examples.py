@@ -33,7 +33,30 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "bench": ("bench dgx-a100 allreduce -b 1K -e 1G -f 8 -o bench.svg",),
     "doctor": ("doctor", "doctor --json"),
+    "store build": (
+        "store build dgx-a100 --hosts 2 --sizes 1KB:1GB:8",
+        "store build saved.txt --collectives allreduce,alltoall --targets executor,rccl --degraded",
+    ),
+    "store list": ("store list --store programs",),
+    "store show": ("store show dgx-a100x2",),
+    "store select": ("store select dgx-a100x2 allreduce --size 16MB -o allreduce.xml",),
+    "store verify": ("store verify",),
+    "store diff": ("store diff /other/programs",),
+    "store export": ("store export dgx-a100x2 -o files --target msccl",),
+    "store env": ('eval "$(teccl-msccl store env --runtime executor --topology dgx-a100x2)"',),
+    "store launch": ("store launch --runtime executor --topology dgx1 -- mpirun -np 8 all_reduce_perf -b 1M -e 256M",),
+    "route metric": ("route metric traffic.json",),
+    "route optimize": ("route optimize traffic.json --enforce rows.csv", "route optimize traffic.json --router greedy"),
+    "route flows": ("route flows schedule.json --placement placement.json -o traffic.json",),
+    "route simulate": ("route simulate scenario.json --router auto",),
+    "route serve": ("route serve --state tables < events.jsonl", "route serve --state tables --listen 127.0.0.1:7000"),
+    "route experiment": ("route experiment -o results --draws 2",),
 }
+
+
+def shown(line: str) -> str:
+    """An example as it is typed; most begin with the command."""
+    return f"  {line}" if "teccl-msccl " in line else f"  teccl-msccl {line}"
 
 
 def add_examples(app: typer.Typer, path: tuple[str, ...] = ()) -> None:
@@ -43,7 +66,7 @@ def add_examples(app: typer.Typer, path: tuple[str, ...] = ()) -> None:
         lines = EXAMPLES.get(" ".join([*path, name.replace("_", "-")]))
         if lines:
             # The formatter leaves a paragraph alone that begins with \b.
-            command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  teccl-msccl {line}" for line in lines)])
+            command.epilog = "\b\n" + "\n".join(["Examples:", *map(shown, lines)])
     for group in app.registered_groups:
         if group.typer_instance is not None:
             add_examples(group.typer_instance, (*path, str(group.name or group.typer_instance.info.name)))
