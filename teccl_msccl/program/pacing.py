@@ -18,7 +18,7 @@ from .actions import Action
 #: or for what arrives a little later, where they would start much too early.
 PACES = ("none", "links", "arrivals", "moments")
 #: As late as this share of how early it would have been a send may start.
-LATER = 0.25
+LATER = 0.5
 #: Starts and arrivals that are less apart are simultaneous.
 _MOMENT_US = 1e-6
 
