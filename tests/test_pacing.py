@@ -24,10 +24,11 @@ from teccl_msccl.program.program import Program
 from teccl_msccl.program.simulate import simulate
 from teccl_msccl.program.targets import TARGETS
 from teccl_msccl.program.tune import Choice
-from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.schedule.schedule import Schedule, Send
 from teccl_msccl.schedule.simulate import play
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.catalog import load
+from teccl_msccl.topology.model import Link, Node, Topology
 
 COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
 
@@ -161,6 +162,23 @@ def test_copies_that_nobody_waits_for_are_shared_out() -> None:
     copies = [step for _, _, _, step in program.steps() if step.type == "cpy"]
     assert len(copies) > program.nranks and sum(step.cnt for step in copies) == 4 * program.nranks
     require_right(program, schedule, slots=(1,))
+
+
+@pytest.mark.parametrize("way", [0, 1])
+@pytest.mark.parametrize("spread", [1, 2, None])
+def test_sends_go_the_way_that_the_schedule_has_them(way: int, spread: int | None) -> None:
+    """Of two paths that tie a runtime's channels take turns at both: all of a connection's must be those of its own."""
+    nodes = (Node(0, "gpu", 0), Node(1, "gpu", 1), Node(2, "switch"), Node(3, "switch"))
+    ends = [(gpu, switch) for switch in (2, 3) for gpu in (0, 1)]
+    links = tuple(Link(i, *pair, 10.0, 1.0) for i, pair in enumerate([*ends, *(pair[::-1] for pair in ends)]))
+    topology = Topology("two-ways", nodes, links, threadblock_GBps=5.0)
+    there, back = ((0, 5), (1, 4)) if way == 0 else ((2, 7), (3, 6))
+    chunks = Problem(topology, "allgather", 1e6).demand(4)
+    sends = tuple(Send(chunk.id, there if 0 in chunk.origin else back, 0.0) for chunk in chunks.chunks)
+    schedule = Schedule(topology, chunks, sends, 0.0).retimed()
+    program = lower(schedule, spread=spread, instances=1)
+    used = {link.link for link in simulate(program, topology, 1e6).links}
+    assert used == {*there, *back}
 
 
 def test_instances_carry_what_one_threadblock_cannot() -> None:

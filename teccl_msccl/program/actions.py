@@ -10,6 +10,7 @@ from math import inf
 from ..collective.demand import Chunk
 from ..schedule.schedule import Schedule, Send
 from ..schedule.simulate import play
+from .channels import direct_ways
 from .placement import Layout, Place
 
 
@@ -84,7 +85,8 @@ class _Planner:
         self.scratch: dict[int, int] = defaultdict(int)
         self.held: dict[tuple[int, int], Place] = {}
         self.connections: dict[int, tuple[tuple[int, int, int], int]] = {}
-        self._paths: dict[tuple[int, int], dict[tuple[int, ...], int]] = defaultdict(dict)
+        self._ways = direct_ways(schedule)
+        self._others: dict[tuple[int, int], dict[tuple[int, ...], int]] = defaultdict(dict)
         self._sent: dict[tuple[int, int, int], int] = defaultdict(int)
         for chunk in schedule.demand.chunks:
             for rank in chunk.origin:
@@ -151,13 +153,20 @@ class _Planner:
     def _depart(self, i: int, send: Send, chunk: Chunk, when: _When) -> None:
         """The send takes the next place in the order of its connection."""
         pair = self.schedule.ends(send)
-        path = self._paths[pair].setdefault(send.path, len(self._paths[pair]))
-        connection = (*pair, path)
+        connection = (*pair, self._number(pair, send.path))
         position = self._sent[connection]
         self._sent[connection] += 1
         self.connections[i] = (connection, position)
         place = self.held[chunk.id, pair[0]]
         self.actions[pair[0]].append(Action(pair[0], "s", place, None, connection, position, *when))
+
+    def _number(self, pair: tuple[int, int], path: tuple[int, ...]) -> int:
+        """Which of the pair's direct paths `path` is; what is none, which no runtime takes, goes by one of them."""
+        ways, others = self._ways[pair], self._others[pair]
+        if path in ways:
+            return ways[path]
+        number = others.setdefault(path, len(others))
+        return number % len(ways) if ways else number
 
     def _arrive(self, i: int, send: Send, chunk: Chunk, when: _When) -> None:
         connection, position = self.connections[i]

@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 
 from ..errors import Refused
+from ..schedule.schedule import Schedule
+from ..topology.paths import direct_paths
 from .targets import Target
 
 Connection = tuple[int, int, int]
@@ -36,23 +39,36 @@ class ChannelPlan:
         return (*connection[:2], self.channel(connection, position))
 
 
-def assign_channels(widths: Mapping[Connection, int], target: Target) -> ChannelPlan:
+def direct_ways(schedule: Schedule) -> dict[tuple[int, int], dict[tuple[int, ...], int]]:
+    """For each pair of ranks that sends, its direct paths (link ids), numbered in the order in which channels are dealt
+    out over them."""
+    ways: dict[tuple[int, int], dict[tuple[int, ...], int]] = {schedule.ends(send): {} for send in schedule.sends}
+    for path in direct_paths(schedule.topology, frozenset(ways)):
+        known = ways[path.src_rank, path.dst_rank]
+        known[path.links] = len(known)
+    return ways
+
+
+def assign_channels(
+    widths: Mapping[Connection, int], target: Target, paths: Mapping[tuple[int, int], int] = MappingProxyType({})
+) -> ChannelPlan:
     """Give each connection as many channels as its width says, lowest first.
 
     A channel holds one threadblock per (rank, peer, direction), and a limited number of threadblocks per rank and
     direction. Connections of one pair over different direct paths take channels equal to their path's number
-    modulo the number of paths, which is how a runtime spreads channels over links. Raises `Refused` when the
+    modulo the number of the pair's `paths` (at least of those connected), which is how a runtime spreads channels over
+    links. Raises `Refused` when the
     target has too few channels.
     """
-    paths: dict[tuple[int, int], int] = defaultdict(int)
+    ways = dict(paths)
     for src, dst, path in widths:
-        paths[src, dst] = max(paths[src, dst], path + 1)
+        ways[src, dst] = max(ways.get((src, dst), 1), path + 1)
     used: dict[tuple[str, int, int], int] = defaultdict(int)
     of = {}
     for connection in sorted(widths):
         src, dst, path = connection
         channels = []
-        for channel in range(path, target.max_channels, paths[src, dst]):
+        for channel in range(path, target.max_channels, ways[src, dst]):
             ends = (("s", src, channel), ("r", dst, channel))
             if any(used[end] >= target.max_threadblocks_per_channel for end in ends):
                 continue

@@ -11,7 +11,7 @@ from math import ceil
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan
-from .channels import Connection, Transfer, assign_channels, halved, most_threadblocks, widths_for
+from .channels import Connection, Transfer, assign_channels, direct_ways, halved, most_threadblocks, widths_for
 from .dependencies import order_hazards
 from .fusion import FusedRank, fuse
 from .pacing import paced, shared_links
@@ -47,6 +47,7 @@ class Fitter:
             for action in plan.actions
             if action.type == "s" and action.connection is not None
         ]
+        self._ways = {pair: len(ways) for pair, ways in direct_ways(schedule).items()}
         self.waits = cache(self._waits)
 
     def fit(self, credits: int, spread: int = 1, pace: str = "none", fused: bool = False, few: bool = False) -> Fitted:
@@ -104,7 +105,7 @@ class Fitter:
         waits_of = self.waits(pace)
         widths = dict(wanted)
         while True:
-            channels = assign_channels(widths, self.target)
+            channels = assign_channels(widths, self.target, self._ways)
             ranks = [FusedRank(plan.actions, waits, {}) for plan, waits in zip(self.plans, waits_of, strict=True)]
             if fused:
                 ranks = [fuse(rank.actions, channels, rank.waits, self._order_hazards) for rank in ranks]
