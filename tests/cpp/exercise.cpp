@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "check.hpp"
 #include "endpoint.hpp"
+#include "exchange.hpp"
 #include "greedy.hpp"
 #include "interpreter.hpp"
 #include "dispatch.hpp"
@@ -289,6 +291,44 @@ void search(int n) {
   }
 }
 
+// An allreduce by shared memory: every rank sums one part of each share and publishes it, in several rounds.
+void share_memory(int ranks) {
+  const std::int64_t share = 1003, n = ranks;
+  const std::size_t bytes = Segment::bytes_for(2048);
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<std::vector<Line>> memory(static_cast<std::size_t>(ranks), std::vector<Line>(bytes / 64 + 1));
+  std::vector<std::thread> threads;
+  std::vector<std::vector<std::int64_t>> data;
+  for (std::int64_t rank = 0; rank < n; ++rank) data.emplace_back(static_cast<std::size_t>(share), rank + 1);
+  for (std::int32_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::vector<Segment> segments;
+      for (auto& each : memory) segments.emplace_back(reinterpret_cast<std::byte*>(each.data()), bytes);
+      Exchange exchange{n, 1, 1, 0, n, {}};
+      for (std::int64_t part = 0; part < n; ++part)
+        if (part != rank) exchange.moves.push_back({part, {3 + rank, part}, {{1, part}}});
+      Move sum{rank, {1, rank}, {{1, rank}}};
+      for (std::int32_t other = 0; other < ranks; ++other)
+        if (other != rank) sum.sources.push_back({3 + other, rank});
+      exchange.moves.push_back(sum);
+      exchange.moves.push_back({rank, {3 + rank, rank}, {{1, rank}}});
+      for (std::int32_t other = 0; other < ranks; ++other)
+        if (other != rank) exchange.moves.push_back({other, {1, other}, {{3 + other, other}}});
+      SharedRanks shared(rank, segments, [](int) { return false; }, rank == 0 ? 100 : 0);
+      const Pieces pieces{share, n, shared.rounds_for(exchange, share, 8), 8};
+      require(pieces.rounds > 2, "shares that fit a bank");
+      auto* mine = reinterpret_cast<std::byte*>(data[static_cast<std::size_t>(rank)].data());
+      std::byte* const buffers[3] = {mine, mine, nullptr};
+      shared.run(exchange, pieces, buffers, combine_for(ElementType::int64, Reduction::sum), 60, nullptr);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& row : data)
+    for (std::int64_t value : row) require(value == n * (n + 1) / 2, "a sum through shared memory");
+}
+
 }  // namespace
 
 namespace teccl::routing {
@@ -344,9 +384,10 @@ int main() {
   simulate(ring);
   simulate(stages);
   search(6);
+  share_memory(4);
   for (int spines : {3, 4, 5}) {
     teccl::routing::route(spines, false);
     teccl::routing::route(spines, true);
   }
-  std::puts("interpreter, checker, simulators, search and routing: as expected");
+  std::puts("interpreter, checker, simulators, search, shared memory and routing: as expected");
 }
