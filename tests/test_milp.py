@@ -14,6 +14,7 @@ from strategies import machine, seeded_machine
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.errors import InputError
 from teccl_msccl.schedule.schedule import Schedule, Send
+from teccl_msccl.synthesis.bounds import whole_chunks_us
 from teccl_msccl.synthesis.epochs import EpochGrid, epochs_of, fast_epoch_us, slow_epoch_us
 from teccl_msccl.synthesis.greedy import GreedySearch
 from teccl_msccl.synthesis.milp import Milp
@@ -73,6 +74,8 @@ def test_dgx1_allgather_is_proved_optimal(nchunks, epochs, start_us, finish_us):
     assert (result.outcome.status, result.epochs, result.epochs_bound) == ("optimal", epochs, epochs)
     result.schedule.validate()
     assert result.schedule.finish_us == pytest.approx(finish_us)
+    least_us = whole_chunks_us(dgx1, demand)  # of any schedule of so many whole chunks, on no grid
+    assert least_us == pytest.approx(finish_us) if nchunks == 2 else least_us < finish_us
 
 
 @pytest.mark.parametrize(
