@@ -14,6 +14,7 @@ from typing import Any
 from mip import BINARY, CBC, CONTINUOUS, MAXIMIZE, Model, OptimizationStatus, xsum
 
 from teccl_msccl.collective.demand import Demand
+from teccl_msccl.synthesis.solver import uncollected
 from teccl_msccl.topology.model import Topology
 
 
@@ -83,7 +84,8 @@ def _feasible(topology: Topology, demand: Demand, tau_us: float, horizon: int, s
         for v in c.want:
             model += held[c.id, v, horizon] >= 1
     model.objective = xsum(held[c.id, v, k] * (1 / (k + 1)) for c in demand.chunks for v in c.want for k in epochs)
-    status = model.optimize(max_seconds=seconds, max_solutions=1)
+    with uncollected():
+        status = model.optimize(max_seconds=seconds, max_solutions=1)
     if model.num_solutions:
         return True
     return False if status in (OptimizationStatus.INFEASIBLE, OptimizationStatus.INT_INFEASIBLE) else None

@@ -107,7 +107,9 @@ def _ended(process: BaseProcess) -> Iterator[None]:
 def _prepare(solver: str) -> None:
     """What python-mip works out when it first calls CBC, once for all processes."""
     if solver == "cbc":
-        solve_linear(new_model(solver))
+        model = new_model(solver)
+        model.add_var()  # of a model without columns CBC is not asked
+        solve_linear(model)
 
 
 def _answer(answer: Connection, model: Any, solver: str, seconds: float) -> None:
@@ -120,7 +122,7 @@ def _answer(answer: Connection, model: Any, solver: str, seconds: float) -> None
 
 
 def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
-    with _silence(), _uncollected():
+    with _silence(), uncollected():
         status = model.optimize(max_seconds=max(0.1, seconds))
     words = {
         mip.OptimizationStatus.OPTIMAL: "optimal",
@@ -144,13 +146,13 @@ def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
 def solve_linear(model: Any) -> bool:
     """Solve a linear program (dual simplex); whether it has an optimum, which is then readable in the model."""
     model.lp_method = mip.LP_Method.DUAL
-    with _silence(), _uncollected():
+    with _silence(), uncollected():
         status = model.optimize(relax=True)
     return bool(status == mip.OptimizationStatus.OPTIMAL)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage is collected meanwhile: an old model's end would wait for a lock that cffi holds when it begins."""
     collecting = gc.isenabled()
     gc.disable()
