@@ -165,16 +165,19 @@ def search_stage(
     effort: float,
     share: float = 1.0,
     dearest: float = inf,
+    finest_first: bool = False,
 ) -> None:
     """Offer what `search` finds for stage `i` over the chunk counts, for the stage's part of a `share` of the time
-    that is left; those with trials that cost more than `dearest` are left out, but for the cheapest."""
+    that is left; those with trials that cost more than `dearest` are left out, but for the cheapest. It begins with
+    few chunks, or with many."""
     stage = incumbent.stages[i]
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     finish_by = time.monotonic() + share * incumbent.seconds_left / (len(incumbent.stages) - i)
     demands = sorted((stage.demand(c) for c in counts), key=search.cost)
+    tried = [demand for demand in demands if demand is demands[0] or search.cost(demand) <= dearest]
     search_chunk_counts(
         search,
-        [demand for demand in demands if demand is demands[0] or search.cost(demand) <= dearest],
+        tried[::-1] if finest_first else tried,
         floor_us=incumbent.floor_us(i),
         seed=settings.seed,
         jobs=settings.jobs,

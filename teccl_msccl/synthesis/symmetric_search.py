@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 
 from ..collective.demand import Demand
 from ..schedule.schedule import Schedule
@@ -18,12 +19,14 @@ from .trees import Field, tournament
 #: Collectives that ask the same of every GPU.
 COLLECTIVES = ("allgather", "reduce_scatter", "allreduce", "alltoall")
 #: Work per round of the search over chunk counts, in about microseconds of one core.
-EFFORT = 5.0e5
+EFFORT = 2.0e5
 #: The part of the time that is left which this search may take.
-SHARE = 0.15
+SHARE = 0.25
 TREES_SHARE = 0.6
 #: GPUs of which an allreduce's chunks, which start and end at all of them, are too many to route as a whole.
 MOST_GPUS = 32
+#: How many times the least latency the bound is for sizes at which many chunks are tried first.
+LARGE = 100.0
 #: The gap at which other parts are not tried.
 ENOUGH = 2e-3
 #: Ways between GPUs beyond which a trial takes seconds, and is only worth it for a larger gap than this.
@@ -47,13 +50,19 @@ def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
             if search.nways > MANY_WAYS and incumbent.closed(GOOD):
                 break
             incumbent.tell()
-            search_stage(incumbent, i, search, settings, EFFORT, SHARE)
+            search_stage(incumbent, i, search, settings, EFFORT, SHARE, finest_first=_large(incumbent))
             tournament(_stage_field(incumbent, i, search, settings), settings)
     few = incumbent.problem.topology.nranks <= MOST_GPUS
     if len(incumbent.stages) > 1 and few and incumbent.seconds_left > 0 and not incumbent.closed(ENOUGH):
         whole = SymmetricSearch.of(incumbent.problem.topology)
         if whole is not None and whole.nways <= MANY_WAYS:
             tournament(_whole_field(incumbent, whole, settings), settings)
+
+
+def _large(incumbent: Incumbent) -> bool:
+    """Whether latencies hardly count, so that the finer the chunks, the better."""
+    alpha_us = max((bound.bound_us for bound in incumbent.bounds if bound.term == "alpha"), default=inf)
+    return incumbent.bound_us >= LARGE * alpha_us
 
 
 def _stage_field(incumbent: Incumbent, i: int, search: SymmetricSearch, settings: Settings) -> Field:
