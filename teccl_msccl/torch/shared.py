@@ -147,6 +147,8 @@ def met(
         problem = str(error) or type(error).__name__
     tell(f"seen/{rank}", problem.encode() or b"-")
     verdicts = [ask(f"seen/{other}").decode() for other in range(size)]
+    if segment is not None:  # everyone has opened it that will
+        os.close(said["handle"])
     problems = [verdict for verdict in verdicts if verdict != "-"]
     if problems:
         for pidfd in pidfds:
