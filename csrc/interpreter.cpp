@@ -91,7 +91,7 @@ bool Rank::dependency_met(const Lane& lane) const {
   return other.signalled.load(std::memory_order_acquire) >= lane.iteration * steps + step.dep_step + 1;
 }
 
-Rank::Wait Rank::waits_for(const Lane& lane) const {
+Wait Rank::waits_for(const Lane& lane) const {
   if (!dependency_met(lane)) return Wait::dependency;
   const OpTraits traits = op_traits(lane.now().op);
   if (traits.receives && lane.in->empty()) return Wait::message;
@@ -187,34 +187,35 @@ void Rank::average() {
 std::vector<std::string> Rank::blocked() const {
   std::vector<std::string> lines;
   for (std::size_t tb = 0; tb < lanes_.size(); ++tb)
-    if (!lanes_[tb].finished) lines.push_back(describe(tb));
+    if (const Lane& lane = lanes_[tb]; !lane.finished)
+      lines.push_back(describe(setting_, rank_, tb, {lane.iteration, lane.step, lane.transfer}, waits_for(lane)));
   return lines;
 }
 
-std::string Rank::describe(std::size_t tb) const {
-  const Lane& lane = lanes_[tb];
-  const Step& step = lane.now();
+std::string describe(const Setting& setting, int rank, std::size_t tb, const Cursor& at, Wait wait) {
+  const auto& threadblocks = setting.program->gpus[static_cast<std::size_t>(rank)].threadblocks;
+  const Threadblock& plan = threadblocks[tb];
+  const Step& step = plan.steps[static_cast<std::size_t>(at.step)];
   const auto number = [](std::int64_t n) { return std::to_string(n); };
-  std::string line = "rank " + number(rank_) + " tb " + number(static_cast<std::int64_t>(tb)) + " step " +
-                     number(lane.step) + " (" + op_name(step.op) + ")";
-  if (setting_.cut.iterations > 1)
-    line += " iteration " + number(lane.iteration) + " of " + number(setting_.cut.iterations);
-  if (setting_.cut.transfers_of(step) > 1)
-    line += " transfer " + number(lane.transfer) + " of " + number(setting_.cut.transfers_of(step));
-  switch (waits_for(lane)) {
+  std::string line = "rank " + number(rank) + " tb " + number(static_cast<std::int64_t>(tb)) + " step " +
+                     number(at.step) + " (" + op_name(step.op) + ")";
+  if (setting.cut.iterations > 1)
+    line += " iteration " + number(at.iteration) + " of " + number(setting.cut.iterations);
+  if (setting.cut.transfers_of(step) > 1)
+    line += " transfer " + number(at.transfer) + " of " + number(setting.cut.transfers_of(step));
+  switch (wait) {
     case Wait::dependency: {
       line += " waits for tb " + number(step.dep_tb) + " step " + number(step.dep_step);
-      const auto& awaited = lanes_[static_cast<std::size_t>(step.dep_tb)].plan->steps;
+      const auto& awaited = threadblocks[static_cast<std::size_t>(step.dep_tb)].steps;
       const auto raised = [](const Step& s) { return s.has_dep && s.op != Op::nop; };
       if (std::none_of(awaited.begin() + step.dep_step, awaited.end(), raised)) line += ", which never sets hasdep";
       return line;
     }
     case Wait::message:
-      return line + " waits for a message from rank " + number(lane.plan->recv_peer) + " on channel " +
-             number(lane.plan->channel);
+      return line + " waits for a message from rank " + number(plan.recv_peer) + " on channel " + number(plan.channel);
     case Wait::slot:
-      return line + " waits for a free slot to rank " + number(lane.plan->send_peer) + " on channel " +
-             number(lane.plan->channel) + " (" + number(static_cast<std::int64_t>(lane.out->slots())) + " in flight)";
+      return line + " waits for a free slot to rank " + number(plan.send_peer) + " on channel " +
+             number(plan.channel) + " (" + number(static_cast<std::int64_t>(setting.slots)) + " in flight)";
     case Wait::nothing: break;
   }
   return line + " can go on";

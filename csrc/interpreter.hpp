@@ -45,6 +45,10 @@ struct Setting {
   Injection injection;
 };
 
+// By nccl-tests' names of types and operations. Throws std::invalid_argument.
+Setting setting_of(const Program& program, const std::string& type, const std::string& reduction,
+                   std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, int root);
+
 // Where one rank's input, output and scratch begin, in Buffer's order, and how many chunks each really has.
 struct Memory {
   std::byte* begin[3];
@@ -72,6 +76,16 @@ struct Traffic {
 // Every connection that some threadblock names, used or not. O(steps · log connections).
 std::map<Connection, Traffic> traffic_of(const Setting& setting);
 
+// What a threadblock waits for before it can go on.
+enum class Wait { nothing, dependency, message, slot };
+struct Cursor {
+  std::int64_t iteration, step, transfer;
+};
+// A line about a threadblock: where it is, and what it waits for.
+std::string describe(const Setting& setting, int rank, std::size_t tb, const Cursor& at, Wait wait);
+// A line for every connection whose far end takes fewer messages than are sent.
+std::vector<std::string> never_received(const Setting& setting);
+
 using FifoOf = std::function<Fifo*(const Connection&)>;
 using StepFlags = std::vector<std::vector<bool>>;  // by threadblock and step
 
@@ -92,8 +106,6 @@ class Rank {
   std::size_t message_bytes(const Step& step, std::int64_t iteration, std::int64_t transfer) const;
 
  private:
-  enum class Wait { nothing, dependency, message, slot };
-
   struct Lane {
     const Threadblock* plan = nullptr;
     Fifo* out = nullptr;
@@ -114,7 +126,6 @@ class Rank {
   bool lends(const Lane& lane) const;
   bool dependency_met(const Lane& lane) const;
   std::byte* at(Buffer buffer, std::int64_t chunk, std::int64_t iteration) const;
-  std::string describe(std::size_t tb) const;
 
   const Setting& setting_;
   int rank_;

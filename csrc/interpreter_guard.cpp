@@ -123,6 +123,21 @@ void require_executable(const Setting& setting, const std::vector<Memory>& memor
   }
 }
 
+Setting setting_of(const Program& program, const std::string& type, const std::string& reduction,
+                   std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, int root) {
+  if (chunk_elements < 1 || slots < 1 || slot_bytes < 1)
+    throw std::invalid_argument("chunk_elements, slots and slot_bytes must be 1 or more");
+  const ElementType element = element_type_named(type);
+  const Reduction combined = reduction_named(reduction);
+  return {&program,
+          Cut(element_bytes(element), chunk_elements, slot_bytes),
+          slots,
+          combine_for(element, combined),
+          scale_for(element, combined),
+          root,
+          {}};
+}
+
 std::map<Connection, Traffic> traffic_of(const Setting& setting) {
   std::map<Connection, Traffic> traffic;
   const Cut& cut = setting.cut;
@@ -142,6 +157,16 @@ std::map<Connection, Traffic> traffic_of(const Setting& setting) {
     }
   }
   return traffic;
+}
+
+std::vector<std::string> never_received(const Setting& setting) {
+  std::vector<std::string> lines;
+  for (const auto& [connection, traffic] : traffic_of(setting))
+    if (traffic.sent > traffic.taken)
+      lines.push_back("rank " + std::to_string(connection.dst) + " never receives the last " +
+                      std::to_string(traffic.sent - traffic.taken) + " message(s) from rank " +
+                      std::to_string(connection.src) + " on channel " + std::to_string(connection.channel));
+  return lines;
 }
 
 }  // namespace teccl

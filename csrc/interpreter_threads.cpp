@@ -114,13 +114,7 @@ std::vector<std::string> World::stuck() const {
   std::vector<std::string> lines;
   for (const auto& rank : ranks_)
     for (std::string& line : rank->blocked()) lines.push_back(std::move(line));
-  if (!lines.empty()) return lines;
-  for (const auto& [connection, fifo] : fifos_)
-    if (const std::uint64_t left = fifo->pushed() - fifo->popped(); left > 0)
-      lines.push_back("rank " + std::to_string(connection.dst) + " never receives the last " + std::to_string(left) +
-                      " message(s) from rank " + std::to_string(connection.src) + " on channel " +
-                      std::to_string(connection.channel));
-  return lines;
+  return lines.empty() ? never_received(setting_) : lines;
 }
 
 std::size_t World::fifo_bytes() const {

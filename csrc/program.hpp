@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "both.hpp"
+
 namespace teccl {
 
 // The step types of the format. Which side of a step is local and which is the wire: see op_traits().
@@ -20,7 +22,21 @@ struct OpTraits {
   bool sends;       // puts one message on the send connection
 };
 
-OpTraits op_traits(Op op);
+TECCL_BOTH constexpr OpTraits op_traits(Op op) {
+  //                                      reads_src reads_dst writes_dst receives sends
+  switch (op) {
+    case Op::send:                  return {true,  false, false, false, true};
+    case Op::recv:                  return {false, false, true,  true,  false};
+    case Op::copy:                  return {true,  false, true,  false, false};
+    case Op::reduce:                return {true,  true,  true,  false, false};
+    case Op::recv_copy_send:        return {false, false, true,  true,  true};
+    case Op::recv_reduce_copy:      return {true,  false, true,  true,  false};
+    case Op::recv_reduce_send:      return {true,  false, false, true,  true};
+    case Op::recv_reduce_copy_send: return {true,  false, true,  true,  true};
+    case Op::nop:                   return {false, false, false, false, false};
+  }
+  return {false, false, false, false, false};
+}
 const char* op_name(Op op);          // as the format spells it: "s", "r", "cpy", "re", …
 const char* buffer_name(Buffer b);   // "i", "o", "s"
 

@@ -126,6 +126,25 @@ class SharedRanks:
 
 def segment_bytes(bank_bytes: int) -> int: ...
 
+class HostKernel:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        dtype: str,
+        op: str,
+        chunk_elements: int,
+        slots: int,
+        slot_bytes: int,
+        buffers: list[_RankBuffers],
+        root: int = -1,
+    ) -> None: ...
+    def run(self, *, timeout: float) -> tuple[float, list[str]]: ...
+    @property
+    def times(self) -> list[tuple[int, int, int, float, float]]: ...
+    @property
+    def fifo_bytes(self) -> int: ...
+
 class Endpoint:
     def __init__(
         self,

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from teccl_msccl.cli import main
+from teccl_msccl.errors import Refused
 from teccl_msccl.runtime.doctor import libraries
 from teccl_msccl.store import tuner_file
+from teccl_msccl.store.launch import environment
 from teccl_msccl.store.store import Store
 from teccl_msccl.topology.model import Topology
 
@@ -285,11 +287,13 @@ def test_a_stores_file_serves_its_machine(tmp_path, monkeypatch, capsys) -> None
         assert not stop.value.code
         return json.loads(capsys.readouterr().out)
 
+    with pytest.raises(Refused, match=r"nothing for nccl; run store build .* or store export --tuner"):
+        environment(Store(tmp_path).find(Topology.load("ring-3")), "nccl", tmp_path)
+    exported = told("store", "export", "ring-3", "--tuner", "-o", tmp_path / "costs.txt")
     variables = told("store", "env", "--runtime", "nccl", "--topology", "ring-3")
     assert variables["NCCL_TUNER_PLUGIN"] == LIBRARY
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    exported = told("store", "export", "ring-3", "--tuner", "-o", tmp_path / "costs.txt")
     text = (tmp_path / "costs.txt").read_text()
     assert text == Path(variables["TECCL_TUNER_COSTS"]).read_text() and exported["costs"] == text.count("\ncost ")
     words = [line.split() for line in text.splitlines() if line.startswith("cost allreduce 1048576 ")]

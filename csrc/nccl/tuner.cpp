@@ -1,6 +1,6 @@
 // libnccl-tuner-teccl.so: NCCL's choice among its own algorithms by the simulated times of this machine.
 //
-// $TECCL_TUNER_COSTS names the file that `store env --runtime nccl` writes, $TECCL_TUNER_FILE a user's overrides (both:
+// $TECCL_TUNER_COSTS names the file that `store export --tuner` writes, $TECCL_TUNER_FILE a user's overrides (both:
 // tuner_costs.hpp). Whatever is wrong with them is one line in NCCL's log, and NCCL decides as it would without us: no
 // function here ever fails a communicator.
 #include <cstdlib>
@@ -61,7 +61,8 @@ std::unique_ptr<Costs> costs_for(std::size_t ranks, std::size_t nodes, Logger lo
 }
 
 struct Choice {
-  int algorithm, protocol, channels;
+  int algorithm, protocol;
+  bool ours;  // its time is, and its channels may be
 };
 
 // The table of version 3 and later: our µs in the place of NCCL's where NCCL could use the entry. An algorithm for
@@ -94,20 +95,21 @@ int edit(void* context, int collective, std::size_t bytes, float** table_of_nccl
     if (channels && chosen->channels) *channels = chosen->channels;
     return kSuccess;
   }
-  const Sample* cheapest = nullptr;  // null while an entry that is NCCL's own is the cheapest
-  float least = -1;
+  Choice cheapest{-1, -1, false};
   for (int algorithm = 0; algorithm < algorithms; ++algorithm) {
     for (int protocol = 0; protocol < protocols; ++protocol) {
       if (!table.usable(algorithm, protocol)) continue;
-      const bool ours = algorithm < kAlgorithms && protocol < kProtocols;
-      const double time_us = ours ? costs->time_us(collective, algorithm, protocol, bytes) : -1;
+      const bool named = algorithm < kAlgorithms && protocol < kProtocols;
+      const double time_us = named ? costs->time_us(collective, algorithm, protocol, bytes) : -1;
       if (time_us > 0) table.set(algorithm, protocol, static_cast<float>(time_us));
-      if (least >= 0 && table.at(algorithm, protocol) >= least) continue;
-      least = table.at(algorithm, protocol);
-      cheapest = time_us > 0 ? costs->nearest(collective, algorithm, protocol, bytes) : nullptr;
+      if (cheapest.algorithm < 0 ||
+          table.at(algorithm, protocol) < table.at(cheapest.algorithm, cheapest.protocol))
+        cheapest = {algorithm, protocol, time_us > 0};
     }
   }
-  if (channels && cheapest && cheapest->channels) *channels = cheapest->channels;
+  if (channels && cheapest.ours)
+    if (const int wanted = costs->nearest(collective, cheapest.algorithm, cheapest.protocol, bytes)->channels)
+      *channels = wanted;
   return kSuccess;
 }
 
@@ -131,9 +133,11 @@ int name_v2(void* context, int collective, std::size_t bytes, int collnet, int n
     if (each == kNvls || each == kNvlsTree) return nvls != 0;
     return each != kPat;
   };
-  Choice best{-1, -1, 0};
+  int best_algorithm = -1, best_protocol = -1, best_channels = 0;
   if (const Override* chosen = costs->override_for(collective, bytes); chosen && supported(chosen->algorithm)) {
-    best = {chosen->algorithm, chosen->protocol, chosen->channels};
+    best_algorithm = chosen->algorithm;
+    best_protocol = chosen->protocol;
+    best_channels = chosen->channels;
   } else {
     double least = -1;
     for (int a = 0; a < kAlgorithms; ++a) {
@@ -141,14 +145,16 @@ int name_v2(void* context, int collective, std::size_t bytes, int collnet, int n
         const double time_us = supported(a) ? costs->time_us(collective, a, p, bytes) : -1;
         if (time_us < 0 || (least >= 0 && time_us >= least)) continue;
         least = time_us;
-        best = {a, p, costs->nearest(collective, a, p, bytes)->channels};
+        best_algorithm = a;
+        best_protocol = p;
       }
     }
+    if (least >= 0) best_channels = costs->nearest(collective, best_algorithm, best_protocol, bytes)->channels;
   }
-  if (best.algorithm < 0) return kSuccess;
-  if (algorithm) *algorithm = best.algorithm;
-  if (protocol) *protocol = best.protocol;
-  if (channels && best.channels) *channels = best.channels;
+  if (best_algorithm < 0) return kSuccess;
+  if (algorithm) *algorithm = best_algorithm;
+  if (protocol) *protocol = best_protocol;
+  if (channels && best_channels) *channels = best_channels;
   return kSuccess;
 }
 

@@ -156,11 +156,14 @@ double Costs::time_us(int collective, int algorithm, int protocol, std::size_t b
 const Sample* Costs::nearest(int collective, int algorithm, int protocol, std::size_t bytes) const {
   const auto& known = samples[static_cast<std::size_t>(collective)][static_cast<std::size_t>(algorithm)]
                              [static_cast<std::size_t>(protocol)];
-  const double size = std::max<double>(1, static_cast<double>(bytes));
-  const Sample* best = nullptr;
-  for (const Sample& sample : known)
-    if (!best || std::abs(std::log(sample.bytes / size)) < std::abs(std::log(best->bytes / size))) best = &sample;
-  return best;
+  if (known.empty()) return nullptr;
+  const auto size = static_cast<double>(bytes);
+  const auto after = std::lower_bound(known.begin(), known.end(), size,
+                                      [](const Sample& sample, double wanted) { return sample.bytes < wanted; });
+  if (after == known.begin()) return &known.front();
+  if (after == known.end()) return &known.back();
+  const auto before = after - 1;
+  return size * size < before->bytes * after->bytes ? &*before : &*after;  // by their geometric mean
 }
 
 const Override* Costs::override_for(int collective, std::size_t bytes) const {

@@ -4,6 +4,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "cuda/host.hpp"
 #include "endpoint.hpp"
 #include "module.hpp"
 
@@ -29,20 +30,12 @@ Injection injection_of(const std::set<std::string>& names, std::uint64_t seed) {
   return injection;
 }
 
-Setting setting_of(const Program& program, const std::string& type, const std::string& reduction,
-                   std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, int root,
-                   const std::set<std::string>& inject, std::uint64_t seed) {
-  if (chunk_elements < 1 || slots < 1 || slot_bytes < 1)
-    throw std::invalid_argument("chunk_elements, slots and slot_bytes must be 1 or more");
-  const ElementType element = element_type_named(type);
-  const Reduction combined = reduction_named(reduction);
-  return {&program,
-          Cut(element_bytes(element), chunk_elements, slot_bytes),
-          slots,
-          combine_for(element, combined),
-          scale_for(element, combined),
-          root,
-          injection_of(inject, seed)};
+Setting setting_under(const Program& program, const std::string& type, const std::string& reduction,
+                      std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, int root,
+                      const std::set<std::string>& inject, std::uint64_t seed) {
+  Setting setting = setting_of(program, type, reduction, chunk_elements, slots, slot_bytes, root);
+  setting.injection = injection_of(inject, seed);
+  return setting;
 }
 
 Memory memory_of(RankBuffers& buffers, const Setting& setting) {
@@ -70,6 +63,18 @@ struct PyWorld {
   }
   PyWorld(std::vector<RankBuffers> given, const Setting& setting)
       : buffers(std::move(given)), world(setting, memory(buffers, setting)) {}
+};
+
+// The kernel's code, executed by threads of the host.
+struct PyHostKernel {
+  std::vector<RankBuffers> buffers;  // kept alive
+  device::HostRun kernel;
+
+  PyHostKernel(std::vector<RankBuffers> given, const Setting& setting, const std::string& type,
+               const std::string& reduction)
+      : buffers(std::move(given)),
+        kernel(device::Prepared(setting, element_type_named(type), reduction_named(reduction),
+                                PyWorld::memory(buffers, setting), -1)) {}
 };
 
 struct PyEndpoint {
@@ -114,7 +119,7 @@ void bind_interpreter(py::module_& module) {
                        std::uint64_t seed) {
              return std::make_unique<PyWorld>(
                  std::move(buffers),
-                 setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
+                 setting_under(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
            }),
            py::arg("program"), py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("chunk_elements"),
            py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("root") = -1,
@@ -133,6 +138,26 @@ void bind_interpreter(py::module_& module) {
           py::kw_only(), py::arg("workers"), py::arg("timeout"))
       .def_property_readonly("fifo_bytes", [](const PyWorld& self) { return self.world.fifo_bytes(); });
 
+  py::class_<PyHostKernel>(module, "HostKernel")
+      .def(py::init([](const Program& program, const std::string& dtype, const std::string& op,
+                       std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes,
+                       std::vector<RankBuffers> buffers, int root) {
+             return std::make_unique<PyHostKernel>(
+                 std::move(buffers), setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, root), dtype, op);
+           }),
+           py::arg("program"), py::kw_only(), py::arg("dtype"), py::arg("op"), py::arg("chunk_elements"),
+           py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("root") = -1, py::keep_alive<1, 2>())
+      .def(
+          "run",
+          [](PyHostKernel& self, double timeout) {
+            py::gil_scoped_release release;
+            const auto outcome = self.kernel.run(timeout);
+            return std::make_pair(outcome.seconds, outcome.blocked);
+          },
+          py::kw_only(), py::arg("timeout"))
+      .def_property_readonly("times", [](const PyHostKernel& self) { return self.kernel.prepared().named(self.kernel.times()); })
+      .def_property_readonly("fifo_bytes", [](const PyHostKernel& self) { return self.kernel.prepared().fifo_bytes(); });
+
   py::class_<PyEndpoint>(module, "Endpoint")
       .def(py::init([](const Program& program, int rank, const std::string& dtype, const std::string& op,
                        std::int64_t chunk_elements, std::size_t slots, std::size_t slot_bytes, RankBuffers buffers,
@@ -140,7 +165,7 @@ void bind_interpreter(py::module_& module) {
                        const std::set<std::string>& inject, std::uint64_t seed) {
              return std::make_unique<PyEndpoint>(
                  rank, std::move(buffers), chunks,
-                 setting_of(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
+                 setting_under(program, dtype, op, chunk_elements, slots, slot_bytes, root, inject, seed));
            }),
            py::arg("program"), py::arg("rank"), py::kw_only(), py::arg("dtype"), py::arg("op"),
            py::arg("chunk_elements"), py::arg("slots"), py::arg("slot_bytes"), py::arg("buffers"), py::arg("chunks"),

@@ -47,6 +47,7 @@ def run(
     exact: Annotated[bool, typer.Option("--exact", help="Refuse sizes that do not divide; else round up.")] = False,
     slots: Annotated[int | None, typer.Option("--slots", help="Transfers in flight [default: the protocol's].")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Threads [default: min(ranks, cores)].")] = None,
+    cuda: Annotated[bool, typer.Option("--cuda", help="All ranks on this machine's GPU.")] = False,
     inject: Annotated[
         str,
         typer.Option(
@@ -64,6 +65,7 @@ def run(
     Sizes count as in nccl-tests: 64KB is 1000s, 64KiB and 64K are 1024s.
     """
     from ..collective.demand import REDUCING
+    from ..runtime.cuda import CudaWorld
     from ..runtime.elements import dtypes_named, reductions_named
     from ..runtime.launch import join, launched
     from ..runtime.sweep import Sweep
@@ -84,26 +86,29 @@ def run(
     if launch is None:
         program, _ = _load(file)
         sweep, settings = chosen(program)
-        if not _execute(ThreadWorld(program.nranks), program, file, sweep, settings, root):
+        world: World = CudaWorld(program.nranks) if cuda else ThreadWorld(program.nranks)
+        if not _execute(world, program, file, sweep, settings, root):
             raise typer.Exit(1)
         return
 
     try:
-        world = join(launch)
+        if cuda:
+            raise InputError("--cuda has all ranks on one GPU, in one process; leave mpirun out")
+        mpi = join(launch)
     except InputError:
         if launch.rank == 0:
             raise
         time.sleep(_RANK_0_SPEAKS_SECONDS)
         raise typer.Exit(2) from None
     try:
-        with world:
-            program, digest = world.attempt(lambda: _load(file))
-            _require_same(world, digest, options)
-            sweep, settings = world.attempt(lambda: chosen(program))
-            world.attempt(lambda: _require_ranks(world.nranks, program, file))
-            right = _execute(world, program, file, sweep, settings, root)
+        with mpi:
+            program, digest = mpi.attempt(lambda: _load(file))
+            _require_same(mpi, digest, options)
+            sweep, settings = mpi.attempt(lambda: chosen(program))
+            mpi.attempt(lambda: _require_ranks(mpi.nranks, program, file))
+            right = _execute(mpi, program, file, sweep, settings, root)
     except (InputError, Refused) as error:
-        if world.speaks:
+        if mpi.speaks:
             raise
         raise typer.Exit(2 if isinstance(error, InputError) else 1) from None
     if not right:

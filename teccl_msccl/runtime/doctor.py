@@ -28,7 +28,21 @@ class Finding:
 def examine() -> list[Finding]:
     """Everything, in the order in which a newcomer needs it. Nothing raises."""
     found = []
-    for look in (_python, _core, _solvers, _pictures, _mpi, _torch, _nvidia, _amd, _nccl, _rccl, _mscclpp, _msccl):
+    for look in (
+        _python,
+        _core,
+        _solvers,
+        _pictures,
+        _mpi,
+        _torch,
+        _nvidia,
+        _kernel,
+        _amd,
+        _nccl,
+        _rccl,
+        _mscclpp,
+        _msccl,
+    ):
         found += list(look())
     return found
 
@@ -119,6 +133,12 @@ def _nvidia() -> Iterator[Finding]:
         yield Finding("NVIDIA GPUs", False, str(error), "NVML is here, but does not answer; see nvidia-smi")
     finally:
         pynvml.nvmlShutdown()
+
+
+def _kernel() -> Iterator[Finding]:
+    there = _importable("teccl_msccl._cuda")
+    advice = "" if there else "to execute programs on NVIDIA GPUs (run --cuda): pip install . with nvcc on the PATH"
+    yield Finding("CUDA kernel", there, "", advice)
 
 
 def _text(value: str | bytes) -> str:

@@ -75,7 +75,12 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
     numbering = "-".join(map(str, machine.permutation))
     directory = machine.folder / "exports" / f"{runtime}-{abs(hash_of(numbering)):x}"
     if runtime == "nccl":
-        return _interposed(machine, directory / "programs.teccl") | tuned(machine)
+        variables = _interposed(machine, directory / "programs.teccl") | tuned(machine)
+        if not variables:
+            raise Refused(
+                f"{machine.folder}: nothing for nccl; run store build with --targets executor, or store export --tuner"
+            )
+        return variables
     files = exported(machine, RUNTIMES[runtime], directory)
     folder = str(files[0].parent.absolute())
     if runtime == "msccl":

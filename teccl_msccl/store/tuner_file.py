@@ -128,11 +128,16 @@ def tuner_text(topology: Topology, sizes: tuple[int, ...] = SIZES) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cost_file(machine: Machine) -> Path:
-    """The machine's cost file beside its programs, made if it is not there. Raises `InputError` where it cannot be."""
+def _path(machine: Machine) -> Path:
     import teccl_msccl
 
-    path = machine.folder / "exports" / f"nccl-tuner-{teccl_msccl.__version__}.txt"
+    return machine.folder / "exports" / f"nccl-tuner-{teccl_msccl.__version__}.txt"
+
+
+def cost_file(machine: Machine) -> Path:
+    """The machine's cost file beside its programs, made if it is not there (a minute for eight GPUs). Raises
+    `InputError` where it cannot be written."""
+    path = _path(machine)
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,11 +148,13 @@ def cost_file(machine: Machine) -> Path:
 
 
 def tuned(machine: Machine) -> dict[str, str]:
-    """The variables that make NCCL load the plugin, and the plugin the machine's cost file. Raises `Refused` in a build
-    without the plugin, `InputError` where the store cannot be written."""
+    """The variables that make NCCL load the plugin, and the plugin the machine's cost file; none where there is no such
+    file yet. Raises `Refused` in a build without the plugin."""
     from ..runtime.doctor import libraries
 
-    plugin = libraries()["nccl_tuner"]
+    path, plugin = _path(machine), libraries()["nccl_tuner"]
+    if not path.exists():
+        return {}
     if plugin is None:
         raise Refused("this build of teccl-msccl has no libnccl-tuner-teccl.so; pip install it anew")
-    return {"NCCL_TUNER_PLUGIN": plugin, "TECCL_TUNER_COSTS": str(cost_file(machine).absolute())}
+    return {"NCCL_TUNER_PLUGIN": plugin, "TECCL_TUNER_COSTS": str(path.absolute())}

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "cuda/host.hpp"
 #include "endpoint.hpp"
 #include "exchange.hpp"
 #include "greedy.hpp"
@@ -183,6 +184,25 @@ void stall(const Program& program) {
   std::vector<Buffers> buffers = fresh(program);
   World world(setting, memory_of(buffers));
   require(!world.run(4, 0.1, [] { return false; }).blocked.empty(), "a fused ring with one slot goes through");
+}
+
+// The kernel's code, a thread for each of its threadblocks: twice, so that counts and flags go on.
+void kernel(Program program, const std::string& name, std::size_t fewest_slots) {
+  for (const char* protocol : {"Simple", "LL", "LL128"})
+    for (std::size_t slots : {fewest_slots, std::size_t{8}}) {
+      program.protocol = protocol;
+      const Setting setting = setting_of(program, slots, Reduction::avg, {});
+      std::vector<Buffers> buffers = fresh(program);
+      device::HostRun run(device::Prepared(setting, ElementType::int32, Reduction::avg, memory_of(buffers), -1));
+      for (int again = 0; again < 2; ++again) {
+        require(run.run(60).blocked.empty(), name + " stalls in the kernel");
+        require_sums(buffers, true, name + " in the kernel, " + protocol);
+      }
+      if (fewest_slots == 1) continue;
+      const Setting tight = setting_of(program, 1, Reduction::sum, {});
+      device::HostRun stalls(device::Prepared(tight, ElementType::int32, Reduction::sum, memory_of(buffers), -1));
+      require(stalls.run(0.1).blocked.size() == program.gpus.size(), "one slot is enough for the kernel");
+    }
 }
 
 // Every rank an endpoint, the messages carried between them by hand.
@@ -375,6 +395,8 @@ int main() {
   interpret(ring, "fused ring", 2);
   interpret(stages, "staged allreduce", 1);
   stall(ring);
+  kernel(ring, "fused ring", 2);
+  kernel(stages, "staged allreduce", 1);
   for (bool faults : {false, true}) {
     carry(ring, faults);
     carry(stages, faults);
