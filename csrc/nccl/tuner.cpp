@@ -3,11 +3,9 @@
 // $TECCL_TUNER_COSTS names the file that `store export --tuner` writes, $TECCL_TUNER_FILE a user's overrides (both:
 // tuner_costs.hpp). Whatever is wrong with them is one line in NCCL's log, and NCCL decides as it would without us: no
 // function here ever fails a communicator.
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -25,11 +23,15 @@ void log(Logger logger, int level, const std::string& line) {
 }
 
 std::string text_of(const char* path) {
-  std::ifstream file(path, std::ios::binary);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "rb"), std::fclose);
   std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file || file.bad()) throw std::invalid_argument(std::string(path) + ": cannot be read; check the path");
-  if (text.size() > kMostFileBytes) throw std::invalid_argument(std::string(path) + ": too large for a cost file");
+  char part[65536];
+  for (std::size_t got; file && (got = std::fread(part, 1, sizeof part, file.get())) > 0;) {
+    text.append(part, got);
+    if (text.size() > kMostFileBytes) throw std::invalid_argument(std::string(path) + ": too large for a cost file");
+  }
+  if (!file || std::ferror(file.get()))
+    throw std::invalid_argument(std::string(path) + ": cannot be read; check the path");
   return text;
 }
 

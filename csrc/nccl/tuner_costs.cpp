@@ -1,10 +1,11 @@
 #include "tuner_costs.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace teccl::nccl {
 namespace {
@@ -16,12 +17,18 @@ constexpr std::array<const char*, kAlgorithms> algorithms{"tree", "ring",      "
 constexpr std::array<const char*, kProtocols> protocols{"ll", "ll128", "simple"};
 constexpr int kMostChannels = 128;
 
-// One line's words, each taken once, and errors that say where.
+// One line's words, each taken once, and errors that say where. No streams: their locales are the process's, whose C++
+// library may be another than this one's.
 class Line {
  public:
   Line(const std::string& text, std::string where) : where_(std::move(where)) {
-    std::istringstream stream(text.substr(0, text.find('#')));
-    for (std::string word; stream >> word;) words_.push_back(word);
+    const char* spaces = " \t\r\v\f";
+    const std::string said = text.substr(0, text.find('#'));
+    for (std::size_t at = said.find_first_not_of(spaces); at != std::string::npos;) {
+      const std::size_t end = std::min(said.find_first_of(spaces, at), said.size());
+      words_.push_back(said.substr(at, end - at));
+      at = said.find_first_not_of(spaces, end);
+    }
   }
   bool empty() const { return next_ == words_.size(); }
 
@@ -46,10 +53,10 @@ class Line {
     return number;
   }
   double positive(const std::string& text) {
-    std::istringstream stream(text);
-    stream.imbue(std::locale::classic());
     double number = 0;
-    if (!(stream >> number) || !stream.eof() || !std::isfinite(number) || number <= 0)
+    const char* end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    if (read.ec != std::errc() || read.ptr != end || !std::isfinite(number) || number <= 0)
       refuse("'" + text + "'; use a time in µs, more than 0");
     return number;
   }
@@ -110,10 +117,10 @@ void read_use(Line& line, Costs* costs) {
 
 bool read_costs(const std::string& text, const std::string& name, std::size_t ranks, std::size_t nodes, Costs& costs) {
   bool everyone = true, mine = false;  // before the first `machine`, lines are for all
-  std::istringstream lines(text);
   std::size_t number = 0;
-  for (std::string raw; std::getline(lines, raw);) {
-    Line line(raw, name + ":" + std::to_string(++number));
+  for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
+    end = std::min(text.find('\n', at), text.size());
+    Line line(text.substr(at, end - at), name + ":" + std::to_string(++number));
     if (line.empty()) continue;
     const std::string verb = line.word("word");
     if (verb == "machine") {
