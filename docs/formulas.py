@@ -18,4 +18,4 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _mathml(latex: str, *, block: bool) -> str:
     formula = convert(latex.strip(), display="block" if block else "inline")
-    return f'<div style="overflow-x: auto">{formula}</div>' if block else formula
+    return f'<div style="overflow: auto hidden; padding: .5em 0; margin: .3em 0">{formula}</div>' if block else formula
