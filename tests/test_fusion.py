@@ -12,7 +12,7 @@ from lowered import execute, greedy, require_right
 from schedules_by_hand import HAND_MADE, by_hand
 from strategies_lower import wild_schedules
 
-from teccl_msccl.collective.demand import demand_for
+from teccl_msccl.collective.demand import Chunk, Demand, demand_for
 from teccl_msccl.program.check import check
 from teccl_msccl.program.lower import Lowering, lower
 from teccl_msccl.program.placement import MODES
@@ -112,3 +112,11 @@ def test_a_sum_that_others_read_is_kept() -> None:
         replace(tb, steps=tuple(s._replace(type="rrs") if s.type == "rrcs" else s for s in tb.steps))
         for tb in g.threadblocks)) for g in program.gpus))  # fmt: skip
     assert check(program).ok and not check(broken).ok
+
+
+def test_a_sum_that_goes_two_ways_is_kept() -> None:
+    """It is complete at rank 1, which does not want it: one send is fused, and the other reads what is kept."""
+    demand = Demand("allreduce", 4, (Chunk(0, (0, 1), (2, 3), 1e5, reduce=True),), 1, 1e5)
+    schedule = by_hand(load("full-4").topology, demand, [(0, 0, 1), (0, 1, 2), (0, 1, 3)], copies=2)
+    program = Lowering(schedule, TARGETS["executor"], frozenset(MODES), "two").program(Choice("LL", fused=True))
+    assert types(program) == {"s": 2, "rrcs": 1, "r": 2}
