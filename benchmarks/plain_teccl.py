@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from mip import BINARY, CBC, CONTINUOUS, MAXIMIZE, Model, OptimizationStatus, xsum
+from mip import BINARY, CONTINUOUS, MAXIMIZE, OptimizationStatus, xsum
 
 from teccl_msccl.collective.demand import Demand
-from teccl_msccl.synthesis.solver import uncollected
+from teccl_msccl.synthesis.solver import new_model
 from teccl_msccl.topology.model import Topology
 
 
@@ -45,8 +45,8 @@ def _feasible(topology: Topology, demand: Demand, tau_us: float, horizon: int, s
     """Whether K = `horizon` epochs do; None if that is not known in time."""
     if seconds <= 0.1:
         return None
-    model = Model(sense=MAXIMIZE, solver_name=CBC)
-    model.verbose, model.threads = 0, 1
+    model = new_model("cbc")
+    model.sense, model.threads = MAXIMIZE, 1
     nbytes = demand.chunks[0].bytes
     links = [(link, topology.rank_of[link.src], topology.rank_of[link.dst]) for link in topology.links]
     epochs = range(horizon)
@@ -84,8 +84,7 @@ def _feasible(topology: Topology, demand: Demand, tau_us: float, horizon: int, s
         for v in c.want:
             model += held[c.id, v, horizon] >= 1
     model.objective = xsum(held[c.id, v, k] * (1 / (k + 1)) for c in demand.chunks for v in c.want for k in epochs)
-    with uncollected():
-        status = model.optimize(max_seconds=seconds, max_solutions=1)
+    status = model.optimize(max_seconds=seconds, max_solutions=1)
     if model.num_solutions:
         return True
     return False if status in (OptimizationStatus.INFEASIBLE, OptimizationStatus.INT_INFEASIBLE) else None

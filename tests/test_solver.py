@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -75,3 +77,20 @@ def test_what_an_old_model_leaves_behind_is_no_obstacle():
             assert solve(knapsack(6)[0], "cbc", seconds=5, threads=1).objective == pytest.approx(-best(6))
     finally:
         gc.set_threshold(*before)
+
+
+def test_an_old_model_may_end_while_the_next_is_begun():
+    """cffi looks every function up under a lock that is not reentrant; models end where garbage is collected."""
+    script = """
+import gc
+import mip.cbc
+from teccl_msccl.synthesis.solver import new_model
+gc.disable()
+new_model("cbc").add_var()
+looked_up = mip.cbc.ffi._get_cached_btype
+mip.cbc.ffi._get_cached_btype = lambda kind: (gc.collect(), looked_up(kind))[1]
+mip.cbc.cbclib.Cbc_getNumCols
+print(gc.collect())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "0"  # it had ended

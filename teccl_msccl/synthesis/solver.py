@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -29,6 +30,11 @@ SOLVERS = {"cbc": mip.CBC, "highs": mip.HIGHS}
 #: Seconds, and the share of its time, that a solver may take beyond what it was given before it is ended.
 GRACE_S = 1.0
 GRACE_SHARE = 0.05
+#: What ends python-mip's models: its module, the library there, and the library's functions.
+_ENDS = {
+    "cbc": ("mip.cbc", "cbclib", ("Cbc_deleteModel", "Osi_deleteSolver")),
+    "highs": ("mip.highs", "highslib", ("Highs_destroy",)),
+}
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,23 @@ def new_model(solver: str) -> Any:
     if solver not in SOLVERS:
         raise unknown("solver", solver, SOLVERS)
     try:
+        _know_the_end(solver)
         model = mip.Model(sense=mip.MINIMIZE, solver_name=SOLVERS[solver])
     except (mip.exceptions.MipBaseException, OSError, ImportError, NameError) as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise InputError(f"solver {solver} cannot be used ({reason}); install highsbox or use --solver cbc") from None
     model.verbose = 0
     return model
+
+
+@cache
+def _know_the_end(solver: str) -> None:
+    """Look up what ends a model before there is any. Models end when garbage is collected, maybe while cffi looks
+    up another function: a first look-up then would wait for ever for the lock that this one holds."""
+    module, library, names = _ENDS[solver]
+    found = getattr(importlib.import_module(module), library, None)
+    for name in names:
+        getattr(found, name, None)
 
 
 def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 0) -> Outcome:
@@ -122,7 +139,7 @@ def _answer(answer: Connection, model: Any, solver: str, seconds: float) -> None
 
 
 def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
-    with _silence(), uncollected():
+    with _silence():
         status = model.optimize(max_seconds=max(0.1, seconds))
     words = {
         mip.OptimizationStatus.OPTIMAL: "optimal",
@@ -146,21 +163,9 @@ def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
 def solve_linear(model: Any) -> bool:
     """Solve a linear program (dual simplex); whether it has an optimum, which is then readable in the model."""
     model.lp_method = mip.LP_Method.DUAL
-    with _silence(), uncollected():
+    with _silence():
         status = model.optimize(relax=True)
     return bool(status == mip.OptimizationStatus.OPTIMAL)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: an old model's end would wait for a lock that cffi holds when it begins."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @contextmanager
