@@ -126,12 +126,8 @@ class Demand:
         counts = [max(1, math.ceil(c.bytes / piece * (1 - 1e-9))) if piece > 0 else nchunks for c in self.chunks]
         if sum(counts) > MOST_CHUNKS:
             raise InputError(f"{nchunks} chunks are too many here; use fewer ({MOST_CHUNKS} in all)")
-        pieces = [
-            replace(chunk, bytes=chunk.bytes / count)
-            for chunk, count in zip(self.chunks, counts, strict=True)
-            for _ in range(count)
-        ]
-        numbered = tuple(replace(chunk, id=id) for id, chunk in enumerate(pieces))
+        pieces = ((chunk, count) for chunk, count in zip(self.chunks, counts, strict=True) for _ in range(count))
+        numbered = tuple(replace(c, id=id, bytes=c.bytes / count) for id, (c, count) in enumerate(pieces))
         return replace(self, chunks=numbered, nchunks=self.nchunks * nchunks)
 
     def validate(self) -> None:

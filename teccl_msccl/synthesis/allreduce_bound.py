@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..topology.model import Topology
 from ..topology.symmetry import automorphism_generators
+from .budget import UNLIMITED, Budget
 from .crossing import filling_time
 from .solver import new_model, solve_linear
 
@@ -53,8 +54,11 @@ def _eccentricities(topology: Topology, latency: Latencies) -> tuple[Matrix, Mat
     return far.max(axis=0), far.max(axis=1)
 
 
-def tree_bound(topology: Topology, nbytes: float, latency: Latencies) -> AllreduceBound | None:
-    """The bound of the linear program over pairs of trees with one root; None for many GPUs or multicast switches.
+def tree_bound(
+    topology: Topology, nbytes: float, latency: Latencies, budget: Budget = UNLIMITED
+) -> AllreduceBound | None:
+    """The bound of the linear program over pairs of trees with one root, or of the prices at which it is when the
+    `budget` runs out; None for many GPUs or multicast switches, or without a budget.
 
         min T   s.t.  Σ_p x_p = 1;   Σ_p load_p(l) x_p · nbytes ≤ b_l · T   on every link l
 
@@ -63,9 +67,9 @@ def tree_bound(topology: Topology, nbytes: float, latency: Latencies) -> Allredu
     row, as do the directions of a wire where all wires have two; roots that they exchange share one search. What it
     proves needs only the prices (`price_bound_us`).
     """
-    if topology.nranks > MAX_GPUS or nbytes <= 0 or any(node.multicast for node in topology.nodes):
+    if topology.nranks > MAX_GPUS or nbytes <= 0 or budget.spent or any(node.multicast for node in topology.nodes):
         return None
-    return _TreeProgram(topology, nbytes, latency).bound()
+    return _TreeProgram(topology, nbytes, latency).bound(budget)
 
 
 def price_bound_us(topology: Topology, nbytes: float, prices: Mapping[int, float], latency: Latencies) -> float:
@@ -128,7 +132,7 @@ class _TreeProgram:
 
     # -- the linear program --------------------------------------------------------------------------------
 
-    def bound(self) -> AllreduceBound | None:
+    def bound(self, budget: Budget) -> AllreduceBound | None:
         """Rounds of prices and trees until they agree, the best of the rounds' bounds kept."""
         links, roots = _orbits(self.topology)
         capacity = np.bincount(links, weights=self.bandwidth).astype(np.float64)  # of each orbit
@@ -141,7 +145,7 @@ class _TreeProgram:
             if cost > best_rate:
                 best_rate, best = cost, centre
             solved = _master(loads, capacity)
-            if solved is None:
+            if solved is None or budget.spent:
                 break
             time, prices = solved
             if time <= best_rate * (1 + _CLOSE):

@@ -19,6 +19,7 @@ from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths, on_direct_paths
 from ..topology.without import only
 from .allreduce_bound import latency_bound_us, tree_bound
+from .budget import UNLIMITED, Budget
 from .crossing import Traffic, best_crossing
 from .flow import flow_bound
 from .large_bounds import large_bounds
@@ -29,6 +30,8 @@ MOST_HOSTS = 5
 MOST_LINKS_CUT = 1000
 #: GPUs × links beyond which only those bounds are computed that take seconds there.
 LARGE = 30_000
+#: The part of a budget for the exact bandwidth bound.
+CUTS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Bound:
     certificate: str
 
 
-def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
+def lower_bounds(topology: Topology, demand: Demand, budget: Budget = UNLIMITED) -> tuple[Bound, ...]:
     """Every bound that applies to `demand`, largest first; all hold for any splitting of the data.
 
     alpha: the farthest origin of a wanted chunk, over least-latency paths. ingress, egress, cut: what a GPU, a set of
@@ -48,7 +51,9 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
     (joint α–β: Σ_l b_l · max(0, T − a_l) ≥ bytes), for the data of the farther GPUs alone, too (see `crossing`); for
     allgather and reduce_scatter the bottlenecks include the exact bandwidth bound over all node sets. flow: the
     maximum concurrent flow of what nobody copies (alltoall, gather, scatter), as proved by link prices, α included.
-    root, trees, traffic: an allreduce's, see `allreduce_bound`. Raises `InputError` for a single GPU.
+    root, trees, traffic: an allreduce's, see `allreduce_bound`. Where the `budget` runs out the exact bandwidth bound
+    and those of linear programs are as good as they are by then, and hold all the same. Raises `InputError` for a
+    single GPU.
     """
     if topology.nranks < 2:
         raise InputError(f"{topology.name}: has one GPU; a collective needs at least two")
@@ -58,44 +63,44 @@ def lower_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
         return tuple(sorted(large, key=lambda bound: -bound.bound_us))
     cuts: list[frozenset[int]] = []
     if demand.collective == "allgather" and not demand.groups:
-        cuts = allgather_cuts(topology)[1]
+        cuts = allgather_cuts(topology, budget.part(CUTS_SHARE))[1]
     elif demand.collective == "reduce_scatter" and not demand.groups:
         everything = frozenset(topology.node_by_id)
-        cuts = [everything - nodes for nodes in allgather_cuts(topology.reversed())[1]]
+        cuts = [everything - nodes for nodes in allgather_cuts(topology.reversed(), budget.part(CUTS_SHARE))[1]]
     latency = latencies(topology)
     bounds = [_alpha(topology, demand, latency), *_crossings(topology, demand, cuts, latency)]
     if demand.collective == "allreduce" and not demand.groups:
-        bounds += _allreduce(topology, demand, latency)
+        bounds += _allreduce(topology, demand, latency, budget)
     if demand.copy_free:
-        flow = flow_bound(topology, demand, latency)
+        flow = flow_bound(topology, demand, latency, budget)
         if flow is not None:
             priced = sum(price > 0 for price in flow.prices.values())
             bounds.append(
                 Bound(
                     "flow",
                     flow.bound_us,
-                    f"prices of {priced} links in the maximum concurrent flow of the {flow.pairs} pairs of GPUs at "
-                    f"least {flow.least_us:g} µs apart",
+                    f"prices of {priced} links in {'the maximum' if flow.maximum else 'any'} concurrent flow of the "
+                    f"{flow.pairs} pairs of GPUs at least {flow.least_us:g} µs apart",
                 )
             )
-    bounds += _groups_alone(topology, demand)
+    bounds += _groups_alone(topology, demand, budget)
     return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
 
 
-def program_bounds(topology: Topology, demand: Demand) -> tuple[Bound, ...]:
+def program_bounds(topology: Topology, demand: Demand, budget: Budget = UNLIMITED) -> tuple[Bound, ...]:
     """`lower_bounds` for what a program can say: it names the GPU that it sends to but not the way, so that links on
     no direct path count for nothing. A schedule of other paths may be faster."""
-    return lower_bounds(on_direct_paths(topology), demand)
+    return lower_bounds(on_direct_paths(topology), demand, budget)
 
 
-def _groups_alone(topology: Topology, demand: Demand) -> list[Bound]:
+def _groups_alone(topology: Topology, demand: Demand, budget: Budget) -> list[Bound]:
     """The best bound on a group whose data stays on its own GPUs: those alone, with all links to themselves."""
     alone = []
     for number, group in enumerate(demand.groups):
         with suppress(InputError):  # what its GPUs cannot bring to each other, the searchers say
             if not group.confined:
                 continue
-            best = lower_bounds(only(topology, group.ranks), demand.of_group(number))[0]
+            best = lower_bounds(only(topology, group.ranks), demand.of_group(number), budget)[0]
             alone.append(Bound("group", best.bound_us, f"group {number} alone, {best.term}: {best.certificate}"))
     return [max(alone, key=lambda bound: bound.bound_us)] if alone else []
 
@@ -105,9 +110,9 @@ def lower_bound_us(topology: Topology, demand: Demand) -> float:
     return lower_bounds(topology, demand)[0].bound_us
 
 
-def program_bound_us(topology: Topology, demand: Demand) -> float:
+def program_bound_us(topology: Topology, demand: Demand, budget: Budget = UNLIMITED) -> float:
     """The best of `program_bounds`, in µs."""
-    return program_bounds(topology, demand)[0].bound_us
+    return program_bounds(topology, demand, budget)[0].bound_us
 
 
 # -- latency -------------------------------------------------------------------------------------------------
@@ -263,13 +268,13 @@ def _whole_filling_time(topology: Topology, paths: list[Path], end: int, sizes: 
 # -- bandwidth -----------------------------------------------------------------------------------------------
 
 
-def allgather_cuts(topology: Topology) -> tuple[Fraction, list[frozenset[int]]]:
+def allgather_cuts(topology: Topology, budget: Budget = UNLIMITED) -> tuple[Fraction, list[frozenset[int]]]:
     """The exact allgather rate per GPU, x in GB/s, and the bottleneck node sets met on the way to it.
 
     x = min over node sets A that lack a GPU of B⁺(A) / |A ∩ GPUs| (ForestColl, arXiv 2402.06787, §3). A rate is
     feasible iff, with an arc of capacity x from a source to every GPU, every GPU has a max-flow of N·x from it;
     a violated cut lowers x to its own ratio (Newton), in exact fractions. Each set returned is the side that
-    must be entered. O(N) max-flows for each of a few passes.
+    must be entered. O(N) max-flows for each of a few passes; where the `budget` runs out, the lowest rate met so far.
     """
     base = _simple_graph(topology)
     scale = lcm(*(arc["bandwidth"].denominator for _, _, arc in base.edges(data=True)))
@@ -279,7 +284,7 @@ def allgather_cuts(topology: Topology) -> tuple[Fraction, list[frozenset[int]]]:
     rate = min(out_of_all)
     bottlenecks: list[frozenset[int]] = []
     unproved = list(topology.gpus)
-    while unproved:
+    while unproved and not budget.spent:
         target = unproved[-1]
         entered, ratio = _tightest_cut(base, topology, target, rate, scale)
         if ratio < rate:
@@ -305,10 +310,10 @@ def _tightest_cut(
     return frozenset(entered), crossing / senders if senders else rate
 
 
-def _allreduce(topology: Topology, demand: Demand, latency: Latencies) -> Iterator[Bound]:
+def _allreduce(topology: Topology, demand: Demand, latency: Latencies, budget: Budget) -> Iterator[Bound]:
     alpha_us, root = latency_bound_us(topology, latency)
     yield Bound("root", alpha_us, f"what is reduced at one GPU, at best {root}, has been gathered and must be spread")
-    tree = tree_bound(topology, demand.size_bytes, latency)
+    tree = tree_bound(topology, demand.size_bytes, latency, budget)
     if tree is not None:
         priced = sum(price > 0 for price in tree.prices.values())
         yield Bound("trees", tree.bound_us, f"prices of {priced} links at which any two trees with one root cost more")

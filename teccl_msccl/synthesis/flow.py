@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import networkx as nx
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..collective.demand import Demand
 from ..topology.model import Topology
+from .budget import UNLIMITED, Budget
 from .crossing import MOST_LEVELS, filling_time, thinned
 from .solver import new_model, solve_linear
 
@@ -21,6 +23,8 @@ from .solver import new_model, solve_linear
 MAX_COLUMNS = 30_000
 #: Flow variables up to which it is also solved for the farther pairs alone, whose data come later.
 MAX_COLUMNS_LEVELS = 8_000
+#: Seconds that a flow variable takes to build, and at least to solve for.
+COLUMN_S = 5e-5
 #: How much longer than the least time flows may take to have shorter ways.
 _SHARE_FOR_SHORT_WAYS = 1e-6
 
@@ -44,22 +48,28 @@ class ConcurrentFlow:
 
 @dataclass(frozen=True)
 class FlowBound:
-    """A lower bound and the (link id, price) pairs that prove it for the `pairs` of ranks at least `least_us` apart."""
+    """A lower bound and the (link id, price) pairs that prove it for the `pairs` of ranks at least `least_us` apart;
+    whether the prices are those of the `maximum` flow."""
 
     bound_us: float
     pairs: int
     least_us: float
     prices: Mapping[int, float]
+    maximum: bool = True
 
 
 def flow_bound(
-    topology: Topology, demand: Demand, latency: Mapping[int, Mapping[int, float]] | None = None
+    topology: Topology,
+    demand: Demand,
+    latency: Mapping[int, Mapping[int, float]] | None = None,
+    budget: Budget = UNLIMITED,
 ) -> FlowBound | None:
     """A lower bound for a copy-free `demand` (alltoall, gather, scatter), exact in bandwidth; None if the program would
     be too large or nothing has to move. `latency`: least α sums between nodes, with which it is a joint α–β bound.
 
-    Of the solver only prices are believed: see `price_bound_us`. With latencies it is solved for all pairs of ranks
-    and for those at least so far apart, for every distance: they have fewer bytes, but these come to every link later.
+    Of the solver only prices are believed: see `price_bound_us`. Where the `budget` is too small for the program, a
+    price of one for each link is what the bound rests on. With latencies it is solved for all pairs of ranks and for
+    those at least so far apart, for every distance: they have fewer bytes, but these come to every link later.
     """
     wanted = bytes_between(demand)
     columns = len({source for source, _ in wanted}) * len(topology.links)
@@ -72,12 +82,11 @@ def flow_bound(
             for pair, nbytes in wanted.items()
             if not latency or latency[topology.gpus[pair[0]]][topology.gpus[pair[1]]] >= least_us - 1e-9
         }
-        solved = concurrent_flow(topology, far)
-        if solved is None:
-            continue
-        bound_us = price_bound_us(topology, far, solved.prices, latency)
+        solved = concurrent_flow(topology, far, seconds=budget.seconds_left)
+        prices = {link.id: 1.0 for link in topology.links} if solved is None else solved.prices
+        bound_us = price_bound_us(topology, far, prices, latency)
         if best is None or bound_us > best.bound_us:
-            best = FlowBound(bound_us, len(far), least_us, solved.prices)
+            best = FlowBound(bound_us, len(far), least_us, prices, solved is not None)
     return best
 
 
@@ -149,15 +158,20 @@ def bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
     return {pair: nbytes for pair, nbytes in wanted.items() if nbytes > 0}
 
 
-def concurrent_flow(topology: Topology, wanted: Wanted, short_ways: bool = False) -> ConcurrentFlow | None:
-    """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver has none.
+def concurrent_flow(
+    topology: Topology, wanted: Wanted, short_ways: bool = False, seconds: float = np.inf
+) -> ConcurrentFlow | None:
+    """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver finds none in so many `seconds`.
 
     `short_ways`: of all optimal flows (to within a millionth) one with the least latency summed over bytes, so that
     none takes a longer way for nothing.
     """
+    finish_by = monotonic() + seconds
     scale = max(wanted.values())
     unit = max(link.bandwidth_GBps for link in topology.links)
     sources = sorted({source for source, _ in wanted})
+    if len(sources) * len(topology.links) * COLUMN_S > seconds:
+        return None
     model: Any = new_model("cbc")
     time = model.add_var(obj=1.0)
     flow = {(s, link.id): model.add_var() for s in sources for link in topology.links}
@@ -175,7 +189,7 @@ def concurrent_flow(topology: Topology, wanted: Wanted, short_ways: bool = False
     for link in topology.links:
         load = xsum(flow[s, link.id] for s in sources)
         capacity[link.id] = model.add_constr(load - link.bandwidth_GBps / unit * time <= 0)
-    if not solve_linear(model):
+    if not solve_linear(model, finish_by - monotonic()):
         return None
     prices = {link: abs(float(row.pi)) for link, row in capacity.items()}
     if short_ways:
@@ -183,6 +197,6 @@ def concurrent_flow(topology: Topology, wanted: Wanted, short_ways: bool = False
         alpha = max(link.alpha_us for link in topology.links) or 1.0
         model.objective = xsum((1 + topology.link_by_id[link].alpha_us / alpha) * f for (_, link), f in flow.items())
         model += time <= most
-        if not solve_linear(model):
+        if not solve_linear(model, finish_by - monotonic()):
             return None
     return ConcurrentFlow({key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9}, prices)

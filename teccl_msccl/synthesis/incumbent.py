@@ -11,7 +11,8 @@ from ..errors import InputError
 from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import lower_bounds, program_bound_us, program_bounds
-from .problem import Problem
+from .budget import Budget
+from .problem import Problem, Stage
 from .repair import start_on
 
 #: A schedule with fewer chunks is preferred to one that is faster by less than this.
@@ -23,6 +24,9 @@ MOST_OTHERS = 4
 CLOSED = 1e-6
 #: Gaps smaller than this come from adding doubles.
 ROUNDING = 1e-12
+#: The share of the time limit in which bounds, and those of all stages, are computed, and what they get at the least.
+BOUNDS_SHARE = 0.2
+LEAST_BOUNDS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ class Incumbent:
         self.report = report
         self.phase = "bounds"
         self.stages = problem.stages
-        self.bounds = program_bounds(problem.topology, problem.demand(1))
+        self._bounds_s = max(LEAST_BOUNDS_S, BOUNDS_SHARE * time_limit)
+        self.bounds = program_bounds(problem.topology, problem.demand(1), Budget(self._bounds_s))
+        self._program_us = self.bounds[0].bound_us
         self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
         self.whole: dict[int, tuple[str, Schedule]] = {}  # the demand's nchunks → (method, best)
         self._no_later_us = inf
@@ -97,7 +103,7 @@ class Incumbent:
         self._no_later_us = start.finish_us
         usual = {path.links for path in direct_paths(problem.topology)}
         if any(send.path not in usual for send in start.sends):
-            self.bounds = lower_bounds(problem.topology, problem.demand(1))
+            self.bounds = lower_bounds(problem.topology, problem.demand(1), Budget(self._bounds_s))
         if not start.demand.reducing and all(send.path in usual for send in start.sends):
             self.offer(0, start)
         else:
@@ -140,9 +146,14 @@ class Incumbent:
     def floor_us(self, stage: int) -> float:
         """The best lower bound on a stage's finish."""
         if stage not in self._floors_us:
-            its = self.stages[stage]
-            self._floors_us[stage] = program_bound_us(its.topology, its.demand(1))
+            self._floors_us[stage] = self._computed_floor_us(self.stages[stage])
         return self._floors_us[stage]
+
+    def _computed_floor_us(self, stage: Stage) -> float:
+        demand = stage.demand(1)
+        if (stage.topology, demand) == (self.problem.topology, self.problem.demand(1)):
+            return self._program_us
+        return program_bound_us(stage.topology, demand, Budget(self._bounds_s / len(self.stages)))
 
     @property
     def seconds_left(self) -> float:

@@ -26,6 +26,8 @@ from .settings import Settings
 
 #: A gap that finer chunks need not close.
 ENOUGH = 5e-3
+#: The part of the time that is left which the linear program may take, where other searchers wait for their turn.
+FLOW_SHARE = 0.5
 #: Orders tried for every choice of routes, and by how much random draws change a priority in each.
 NOISES = (0.0, 0.1, 0.3)
 #: Ties kept among the quickest routes of a pair.
@@ -46,7 +48,8 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
             continue  # what has no bytes is nobody's flow
         if any(group.confined for group in demand.groups):
             continue  # the flow knows no groups
-        routing = FlowRouting(stage.topology, bytes_between(demand))
+        seconds = inf if settings.thorough else FLOW_SHARE * incumbent.seconds_left
+        routing = FlowRouting(stage.topology, bytes_between(demand), seconds)
         if not routing.wanted or not (settings.thorough or routing.small):
             continue
         best, spent = inf, 0.0
@@ -67,15 +70,18 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class FlowRouting:
-    """Routes for bytes `wanted` between the ranks of `topology`."""
+    """Routes for bytes `wanted` between the ranks of `topology`, found in about so many `seconds`."""
 
     topology: Topology
     wanted: Wanted
+    seconds: float = inf
 
     @cached_property
     def flow(self) -> ConcurrentFlow | None:
         """The maximum concurrent flow; None where nothing is wanted or the linear program is too large."""
-        return concurrent_flow(self.topology, self.wanted, short_ways=True) if self.wanted and self.small else None
+        if not self.wanted or not self.small:
+            return None
+        return concurrent_flow(self.topology, self.wanted, short_ways=True, seconds=self.seconds)
 
     @property
     def small(self) -> bool:

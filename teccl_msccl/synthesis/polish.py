@@ -19,6 +19,8 @@ AUTO_S = 4.0
 PATIENCE = 12
 #: Seconds that building and reading a piece takes, with a margin: less than that left is too little to begin.
 LEAST_S = 0.3
+#: Seconds for each send that is written down in epochs.
+SEND_S = 2e-4
 #: Sends beyond which a schedule is not written down in epochs.
 MOST_SENDS = 20_000
 
@@ -38,6 +40,8 @@ def polish(incumbent: Incumbent, settings: Settings) -> None:
         if len(best.sends) > MOST_SENDS:
             continue
         share = (deadline - time.monotonic()) / (len(incumbent.parts) - i)
+        if share < LEAST_S + len(best.sends) * SEND_S:
+            continue
         polished = polished_schedule(
             best,
             solver=settings.solver,

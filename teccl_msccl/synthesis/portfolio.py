@@ -20,7 +20,7 @@ from .bounds import Bound
 from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
-from .incumbent import CLOSED, Incumbent, Progress, gap
+from .incumbent import Incumbent, Progress, gap
 from .levels import COLLECTIVES as LEVELLED
 from .levels import search_levels
 from .lp import ENOUGH, search_flow
@@ -155,17 +155,18 @@ def run(
         small = method == "auto" and greedy_seconds(problem) <= SMALL_S
         if small and not incumbent.closed(NEARLY):
             search_greedily(incumbent, settings)
-            if not incumbent.closed(NEARLY):
-                search_symmetrically(incumbent, settings)
+        if small:
+            offer_baselines(incumbent, settings)  # before what may take all the time
+        if small and not incumbent.closed(NEARLY):
+            search_symmetrically(incumbent, settings)
             if not incumbent.closed(NEARLY):
                 search_trees(incumbent, settings)
         if method == "auto" and not incumbent.closed(GOOD if small else ENOUGH):
             search_rails(incumbent, settings)
             search_hierarchically(incumbent, settings, part_solver(settings, incumbent))
-            if not small:
+            if not small and not incumbent.closed(ENOUGH):
+                offer_baselines(incumbent, settings)
                 search_symmetrically(incumbent, settings)
-        if method == "auto" and not incumbent.closed(GOOD if small else CLOSED):
-            offer_baselines(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
         elif method == "auto" and not small:

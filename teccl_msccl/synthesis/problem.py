@@ -127,19 +127,21 @@ class Problem:
     def chunk_counts(self) -> tuple[int, ...]:
         """Chunks per rank worth trying: pieces of at least 16 bytes, in files that a runtime can hold."""
         counts = ROOTED_CHUNK_COUNTS if self.collective in ("broadcast", "reduce") else CHUNK_COUNTS
-        largest = max((chunk.bytes for chunk in self.demand(1).chunks), default=0.0)
-        usable = [c for c in counts if self._steps(c) <= _STEPS_PER_RANK and largest / c >= _SMALLEST_CHUNK]
+        once = self.demand(1)
+        steps, largest = self._steps(once), max((chunk.bytes for chunk in once.chunks), default=0.0)
+        usable = [c for c in counts if c * steps <= _STEPS_PER_RANK and largest / c >= _SMALLEST_CHUNK]
         return tuple(usable) or (1,)
 
-    def _steps(self, c: int) -> float:
-        """About how many steps the busiest rank takes: what it sends and receives, relayed data included."""
+    def _steps(self, once: Demand) -> int:
+        """About how many steps the busiest rank takes for each chunk that its share is split in: what it sends and
+        receives, relayed data included."""
         if not self.named:
-            touched = Counter(rank for k in self.demand(1).chunks for rank in {*k.origin, *k.want})
-            return float(3 * c * max(touched.values(), default=0))
+            touched = Counter(rank for k in once.chunks for rank in {*k.origin, *k.want})
+            return 3 * max(touched.values(), default=0)
         n = self.topology.nranks
         relays = 3 if self.collective in ("alltoall", "gather", "scatter") else 1
         peers = {"allreduce": 4 * (n - 1), "broadcast": n, "reduce": n}.get(self.collective, 2 * (n - 1))
-        return float(c * peers * relays)
+        return peers * relays
 
 
 def _moves(demand: Demand) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -160,11 +161,14 @@ def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
     )
 
 
-def solve_linear(model: Any) -> bool:
-    """Solve a linear program (dual simplex); whether it has an optimum, which is then readable in the model."""
+def solve_linear(model: Any, seconds: float = inf) -> bool:
+    """Solve a linear program (dual simplex) for at most `seconds`; whether its optimum was found, which is then
+    readable in the model."""
+    if seconds <= 0:
+        return False
     model.lp_method = mip.LP_Method.DUAL
     with _silence():
-        status = model.optimize(relax=True)
+        status = model.optimize(max_seconds=seconds, relax=True)
     return bool(status == mip.OptimizationStatus.OPTIMAL)
 
 

@@ -13,6 +13,7 @@ from ...collective.demand import Demand
 from ...errors import InputError
 from ...schedule.schedule import Schedule
 from ...topology.model import Topology
+from ..budget import UNLIMITED, Budget
 from ..halves import Owner, gathered, gathering, in_blocks, spreading
 from ..incumbent import INDIFFERENCE, Incumbent
 from ..mirror import chained, mirrored
@@ -47,11 +48,10 @@ PATIENCE = 2
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
-#: Among other searches: up to so many sends, while the gap is above this, so long each, and that share of the time.
+#: Among other searches: up to so many sends, and so long, and that share of the time, for all of them.
 MOST_SENDS_OFFERED = 20_000
-OFFERED_GAP = 1e-3
-OFFERED_S = 2.0
-OFFERED_SHARE = 0.2
+OFFERED_S = 4.0
+OFFERED_SHARE = 0.25
 
 
 def baseline_schedule(topology: Topology, demand: Demand, baseline: Baseline) -> Schedule:
@@ -89,22 +89,21 @@ def _owner(topology: Topology, demand: Demand, baseline: Baseline) -> Owner:
 
 
 def offer_baselines(incumbent: Incumbent, settings: Settings) -> None:
-    """Every baseline that serves the problem, each in a small part of the time: what is found is then no worse."""
+    """Every baseline that serves the problem, all in a small part of the time: what is found is then no worse."""
     wanted = sum(len(chunk.want) for chunk in incumbent.problem.demand(1).chunks)
+    budget = Budget(min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left))
     for name, baseline in BASELINES.items():
-        if wanted > MOST_SENDS_OFFERED or incumbent.closed(OFFERED_GAP):
+        if wanted > MOST_SENDS_OFFERED or incumbent.closed() or not incumbent.seconds_left:
             return
-        if incumbent.problem.collective in baseline.serves and incumbent.seconds_left:
-            seconds = min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left)
+        if incumbent.problem.collective in baseline.serves:
             with suppress(InputError):  # hierarchical, where there is no hierarchy
-                search_baseline(incumbent, settings, name, seconds)
+                search_baseline(incumbent, settings, name, budget)
 
 
-def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds: float = inf) -> None:
+def search_baseline(incumbent: Incumbent, settings: Settings, name: str, budget: Budget = UNLIMITED) -> None:
     """Offer the baseline's schedules, from the fewest chunks that it needs to more of them, for as long as they get
-    better; at least one whatever the time limit."""
+    better; at least one whatever the time limit and the `budget`."""
     problem, baseline = incumbent.problem, BASELINES[name]
-    spend_by = time.thread_time() + seconds  # a busy machine leaves the same work in a budget
     if problem.collective not in baseline.serves:
         serving = [other.name for other in BASELINES.values() if problem.collective in other.serves]
         raise InputError(
@@ -131,7 +130,7 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, seconds
         gains = schedule.finish_us < best_us * (1 - INDIFFERENCE) and _tends_to(before, schedule) < others_us
         idle = 0 if gains else idle + 1
         best_us, before = min(best_us, schedule.finish_us), schedule
-        if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left or time.thread_time() >= spend_by:
+        if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left or budget.spent:
             return
 
 
