@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -31,3 +32,15 @@ def unknown(
     near = get_close_matches(name.strip().lower(), spellings, 1)
     hint = f"did you mean {spellings[near[0]]}? " if near else ""
     return InputError(f"unknown {what} {name[:80]!r}; {hint}use {', '.join(names)}{also}")
+
+
+@contextmanager
+def naming(file: object, name: str) -> Iterator[None]:
+    """Errors about what `file` holds begin with the file, not with the `name` in it, which several files may have."""
+    try:
+        yield
+    except (InputError, Refused) as error:
+        text = str(error)
+        if not text.startswith(f"{name}: "):
+            raise
+        raise type(error)(f"{file}{text[len(name) :]}") from None

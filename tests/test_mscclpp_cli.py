@@ -52,7 +52,7 @@ def test_a_plan_is_written_proved_and_checked(
     assert run("check", "gather.json") == 0
     assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK, "--mode", "inplace") == 1
     assert run("check", "s.json") == 2
-    assert "'name' is missing" in capsys.readouterr().err
+    assert "s.json: is a schedule, not a program" in capsys.readouterr().err
 
 
 def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +83,36 @@ def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text("[]")
     with pytest.raises(InputError, match="no MSCCL"):
         register([path], rank=0, world_size=2, ranks_per_node=2)
+
+
+def test_what_a_file_is_its_content_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    synth = ("synth", "ring-4", "allgather", "--size", "1MB", *QUICK)
+    assert run(*synth, "-o", "plan.txt", "--schedule", "schedule.txt") == 0
+    assert run("check", "plan.txt") == 0
+    simulate = ("simulate", "--topology", "ring-4", "--size", "1MB")
+    assert run(*simulate, "plan.txt") == 0
+    assert run("report", "plan.txt", "--topology", "ring-4", "--quick") == 0
+    capsys.readouterr()
+    assert run("run", "plan.txt") == 2
+    assert "plan.txt: run executes MSCCL XML" in capsys.readouterr().err
+    for command in (("check",), simulate, ("run",)):
+        assert run(*command, "schedule.txt") == 2
+        assert "schedule.txt: is a schedule, not a program" in capsys.readouterr().err
+    Path("null.json").write_text("null")
+    assert run("check", "null.json") == 2
+    assert "null.json: a plan is an object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["executor", "mscclpp"])
+def test_errors_name_the_file(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("synth", "ring-4", "allgather", "--size", "1MB", *QUICK, "--target", target, "-o", "mine") == 0
+    capsys.readouterr()
+    for command in (("simulate", "--size", "1MB"), ("report", "--quick")):
+        assert run(*command, "mine", "--topology", "ring-3") == 2
+        assert "error: mine: is for 4 ranks, but ring-3 has 3 GPUs" in capsys.readouterr().err

@@ -24,10 +24,12 @@ def check(
 ) -> None:
     """Prove an MSCCL XML or an MSCCL++ plan: limits, matching, bounds, data, races, deadlocks; exit 1 if wrong."""
     from ..program.check import check_file
+    from ..program.kind import read_plan
     from ..program.targets import TARGETS, target_named
 
-    if file.suffix == ".json":
-        verdicts = [_check_plan(file, target)]
+    plan = read_plan(file)
+    if plan is not None:
+        verdicts = [_check_plan(plan, file, target)]
     else:
         targets = list(TARGETS.values()) if target == "all" else [target_named(target)] if target else []
         verdicts = check_file(file, targets, root)
@@ -36,13 +38,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _check_plan(file: Path, target: str | None) -> Verdict:
+def _check_plan(plan: Any, file: Path, target: str | None) -> Verdict:
     from ..errors import InputError
-    from ..program.check_plan import check_plan_file
+    from ..program.check_plan import check_plan
 
     if target not in (None, "all", "mscclpp"):
         raise InputError(f"{file}: a JSON plan is for mscclpp, not for target {target}; leave --target out")
-    return check_plan_file(file)
+    return check_plan(plan, str(file))
 
 
 def _answer(verdicts: list[Verdict]) -> dict[str, Any]:

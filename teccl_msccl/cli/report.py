@@ -73,9 +73,10 @@ def _facts(
     quick: bool,
 ) -> Facts:
     from ..collective.size import parse_size
-    from ..errors import InputError
-    from ..files import read_bytes, read_json
+    from ..errors import InputError, naming
+    from ..files import parse_json, read_bytes
     from ..program import xml
+    from ..program.kind import is_json
     from ..program.plan_file import is_plan
     from ..report.facts import plan_facts, program_facts, schedule_facts, sizes_for
     from ..schedule.read import read_schedule
@@ -88,11 +89,14 @@ def _facts(
         if machine is None:
             raise InputError(f"{file}: a program does not tell its machine; name its --topology")
         swept = [] if quick else sizes_for(machine)
-        return program_facts(xml.parse(data, str(file)), machine, size_bytes or 64e6, swept, root)
-    if file.suffix == ".json" and is_plan(value := read_json(file, "a schedule or a plan")):
+        program = xml.parse(data, str(file))
+        with naming(file, program.name):
+            return program_facts(program, machine, size_bytes or 64e6, swept, root)
+    if is_json(data) and is_plan(value := parse_json(data, file, "a schedule or a plan")):
         if machine is None:
             raise InputError(f"{file}: a plan does not tell its machine; name its --topology")
-        return plan_facts(value, str(file), machine, size_bytes or 64e6, [] if quick else sizes_for(machine))
+        with naming(file, value.get("name", "")):
+            return plan_facts(value, str(file), machine, size_bytes or 64e6, [] if quick else sizes_for(machine))
     schedule = read_schedule(file, machine, size_bytes)
     swept = [] if quick else sizes_for(schedule.topology)
     return schedule_facts(schedule, swept)

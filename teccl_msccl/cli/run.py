@@ -148,7 +148,10 @@ def _load(file: Path) -> tuple[Program, bytes]:
     """The program and the SHA-256 of its file."""
     from ..files import read_bytes
     from ..program import xml
+    from ..program.kind import read_plan
 
+    if read_plan(file) is not None:
+        raise InputError(f"{file}: run executes MSCCL XML; use check or simulate on MSCCL++ plans")
     data = read_bytes(file, "a program")
     return xml.parse(data, str(file)), hashlib.sha256(data).digest()
 

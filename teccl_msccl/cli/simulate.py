@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,8 +31,10 @@ def simulate(
 ) -> None:
     """Simulate a program under the runtimes' rules: time, bandwidth, use of links and threadblocks, critical path."""
     from ..collective.size import format_size, parse_size
+    from ..errors import naming
     from ..files import check_writable
     from ..program import xml
+    from ..program.kind import read_plan
     from ..program.simulate import simulate as simulate_program
     from ..program.targets import target_named
     from ..topology.model import Topology
@@ -40,8 +42,9 @@ def simulate(
     check_writable(trace)
     size_bytes = parse_size(size)
     machine = Topology.load(topology, hosts=hosts, network=network)
-    if file.suffix == ".json":
-        _simulate_plan(file, machine, size_bytes, trace)
+    read = read_plan(file)
+    if read is not None:
+        _simulate_plan(read, file, machine, size_bytes, trace)
         return
     program = xml.read(file)
     if not target_named(program.target).takes_bytes(program.min_bytes, program.max_bytes, size_bytes):
@@ -50,7 +53,8 @@ def simulate(
             f"{file}: is for {format_size(program.min_bytes)} to {limit}; "
             f"a runtime does not choose it for {format_size(size_bytes)}"
         )
-    timing = simulate_program(program, machine, size_bytes, neutral=neutral)
+    with naming(file, program.name):
+        timing = simulate_program(program, machine, size_bytes, neutral=neutral)
     if trace is not None:
         from ..program.simulate import timeline
         from ..report.trace import write_trace
@@ -65,19 +69,20 @@ def simulate(
     )
 
 
-def _simulate_plan(file: Path, machine: Topology, size_bytes: float, trace: Path | None) -> None:
+def _simulate_plan(read: Any, file: Path, machine: Topology, size_bytes: float, trace: Path | None) -> None:
     from ..collective.size import format_size
-    from ..files import read_json
+    from ..errors import naming
     from ..program.plan_file import plan_file
     from ..program.simulate_plan import simulate_plan
 
-    plan = plan_file(read_json(file, "a plan"), str(file))
+    plan = plan_file(read, str(file))
     if not plan.min_bytes <= size_bytes <= plan.max_bytes:
         output.warn(
             f"{file}: is for {format_size(plan.min_bytes)} to {format_size(plan.max_bytes)}, "
             f"not for {format_size(size_bytes)}"
         )
-    timing = simulate_plan(plan, machine, size_bytes)
+    with naming(file, plan.name):
+        timing = simulate_plan(plan, machine, size_bytes)
     if trace is not None:
         from ..report.trace import write_plan_trace
 

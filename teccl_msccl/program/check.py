@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import _core
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..files import read_bytes
 from . import xml
 from .check_limits import handover_findings, limit_findings
@@ -76,7 +76,8 @@ def check_file(path: str | Path, targets: Sequence[Target] = (), root: int | Non
         limit = target.default_max_bytes or 0
         taken = replace(program, max_bytes=limit) if unlimited and program.max_bytes != limit else program
         cases.append((target, taken, text_findings(data, target)))
-    return _verdicts(cases, root)
+    with naming(path, program.name):
+        return _verdicts(cases, root)
 
 
 def _verdicts(cases: Iterable[tuple[Target, Program, Iterable[Finding]]], root: int | None) -> list[Verdict]:

@@ -9,10 +9,8 @@ launch has begun, and orders no data. What a port channel puts is read until it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ..files import read_json
 from .check import LISTED, Proof, Verdict
 from .check_plan_limits import plan_limit_findings
 from .finding import Finding, error, listed
@@ -26,13 +24,9 @@ _UNFIT = frozenset({"bounds", "channel", "chunks", "mode", "parts"})
 _MOST_THREADBLOCKS = 5000
 
 
-def check_plan_file(path: str | Path) -> Verdict:
-    """Examine the plan at `path`. Raises `InputError` when it cannot be read as one at all."""
-    return check_plan(read_json(path, "a plan"), str(path))
-
-
 def check_plan(value: Any, where: str = "plan") -> Verdict:
-    """Examine the plan in the JSON `value`: limits, progress, data and races. About O(operations · threadblocks)."""
+    """Examine the plan in the JSON `value`: limits, progress, data and races. About O(operations · threadblocks).
+    Raises `InputError`, naming `where`, when it cannot be read as one at all."""
     plan = plan_file(value, where)
     found = list(plan_limit_findings(plan, MSCCLPP))
     limits_hold = all(finding.level != "error" for finding in found)

@@ -22,6 +22,9 @@ KIND_COLOUR = {
     "link": "#2b6cb0",
 }
 _MARKS = "osv^D<>Pp"
+_OURS = "#d1495b"
+#: As many as marks, and none as red as ours.
+_OTHERS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22", "#1b3a6b")
 _TALLEST = 120
 _SIZES_MARKED = 6
 
@@ -84,7 +87,8 @@ def sweep_figure(rows: Sequence[SizeRow], title: str) -> Figure:
         axes.minorticks_off()
         axes.grid(True, which="major", alpha=0.3)
     for number, method in enumerate(rows[0].finish_us):
-        style = {"lw": 2.2, "zorder": 5, "color": "#d1495b"} if method == OURS else {"lw": 1.1, "alpha": 0.9}
+        others = {"lw": 1.1, "alpha": 0.9, "color": _OTHERS[number % len(_OTHERS)]}
+        style = {"lw": 2.2, "zorder": 5, "color": _OURS} if method == OURS else others
         mark = _MARKS[number % len(_MARKS)]
         left.plot(sizes, [row.finish_us[method] for row in rows], marker=mark, ms=3.5, label=method, **style)
         right.plot(sizes, [row.algbw_GBps(method) for row in rows], marker=mark, ms=3.5, label=method, **style)

@@ -79,6 +79,11 @@ def _from_xml(data: bytes, where: str) -> ForeignSchedule:
     raise InputError(f"{where}: <{root.tag}> is no schedule; ForestColl's trees are in <Algo>")
 
 
+def is_ours(value: Any) -> bool:
+    """Whether the JSON `value` is meant for a schedule of ours."""
+    return isinstance(value, dict) and "sends" in value
+
+
 def _ours(value: Any, where: str, topology: Topology | None, size_bytes: float | None) -> Schedule:
     if isinstance(value, dict) and "gpus" in value:
         raise InputError(f"{where}: is an MSCCL++ execution plan, not a schedule; use check on it")
