@@ -16,6 +16,7 @@ from teccl_msccl.cli import main
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.program import xml
 from teccl_msccl.program.check import check
+from teccl_msccl.program.rounds import rounds_of
 from teccl_msccl.program.simulate import simulate
 from teccl_msccl.store import candidate
 from teccl_msccl.store.build import BASELINES, Plan, build, sizes_between
@@ -261,7 +262,7 @@ def test_environments(copied) -> None:
     assert variables["NCCL_MSCCL_ENABLE"] == "1"
     assert {path.name for path in machine.folder.glob("exports/*/*.xml")} == {e.file for e in machine.manifest.entries}
     assert environment(machine, "torch", store.root)["TECCL_STORE"] == str(store.root)
-    with pytest.raises(Refused, match="execution plans"):
+    with pytest.raises(Refused, match=r"teccl_msccl\.runtime\.mscclpp\.register on it"):
         environment(machine, "mscclpp", store.root)
 
 
@@ -307,6 +308,8 @@ def test_commands(copied, capsys, tmp_path) -> None:
     )
     assert code == 0 and check(xml.read(tmp_path / "a.xml")).ok
     assert told(capsys, "store", "select", "mesh-2x3", "alltoall", "--size", "1KB", *where)[0] == 1
+    for root in (-1, 6):
+        assert told(capsys, "store", "select", "mesh-2x3", "reduce", "--size", "1", "--root", root, *where)[0] == 2
     assert told(capsys, "store", "verify", *where) == (0, {"store": str(store.root), "ok": True, "problems": {
         store.folders()[0].name: []}})  # fmt: skip
     assert told(capsys, "store", "diff", store.root, *where)[0] == 0
@@ -316,7 +319,29 @@ def test_commands(copied, capsys, tmp_path) -> None:
     code, answer = told(capsys, "store", "export", "mesh-2x3", "--nccl", "-o", tmp_path / "nccl", *where)
     assert code == 0 and answer["left_out"] == [] and (tmp_path / "nccl").read_bytes().startswith(b"TECCLNC1")
     assert told(capsys, "store", "export", "mesh-2x3", "--nccl", "-o", tmp_path, *where)[0] == 2
-    assert told(capsys, "store", "env", "--runtime", "nope", "--topology", "mesh-2x3", *where)[0] == 2
+
+
+def test_env_asks_for_the_runtime_before_the_machine_and_says_what_it_leaves_out(copied, capsys, monkeypatch) -> None:
+    _, store = copied
+    nowhere = ("--topology", "ring-7", "--store", str(store.root))
+    for command in (("env", "--runtime", "nope", *nowhere), ("launch", "--runtime", "nope", *nowhere, "--", "true")):
+        with pytest.raises(SystemExit) as stop:
+            main(["store", *command])
+        assert (stop.value.code, "unknown runtime 'nope'" in capsys.readouterr().err) == (2, True)
+
+    def only_allreduce(program):
+        if program.collective != "allreduce":
+            raise Refused(f"{program.name}: has no rounds")
+        return rounds_of(program)
+
+    monkeypatch.setattr("teccl_msccl.store.rounds_file.rounds_of", only_allreduce)
+    monkeypatch.setattr("teccl_msccl.runtime.doctor.libraries", lambda: {"nccl_interposer": "ours.so"})
+    monkeypatch.setattr("teccl_msccl.store.launch.tuned", lambda machine: {})
+    with pytest.raises(SystemExit) as stop:
+        main(["store", "env", "--runtime", "nccl", "--topology", "mesh-2x3", "--store", str(store.root)])
+    said = capsys.readouterr()
+    assert not stop.value.code and "export TECCL_NCCL_PROGRAMS=" in said.out
+    assert "left out, and left to NCCL: " in said.err and "has no rounds" in said.err
 
 
 def test_a_store_that_lost_its_folder_is_one_line(tmp_path) -> None:

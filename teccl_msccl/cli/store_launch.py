@@ -30,11 +30,12 @@ def env(
     store: StoreOption = None,
 ) -> None:
     """The variables to set on every rank, as shell commands."""
-    from ..store.launch import environment
+    from ..store.launch import environment, require_runtime
     from ..store.store import Store
 
+    require_runtime(runtime)
     home = Store(store)
-    variables = environment(machine_of(home, topology, hosts, network), runtime, home.root)
+    variables = environment(machine_of(home, topology, hosts, network), runtime, home.root, output.note)
 
     def show() -> None:
         for name, value in variables.items():
@@ -53,13 +54,14 @@ def launch(
     store: StoreOption = None,
 ) -> None:
     """Set the variables and run COMMAND in this process' place; refuse where the runtime cannot take the files."""
-    from ..store.launch import environment, require_launchable
+    from ..store.launch import environment, require_launchable, require_runtime
     from ..store.store import Store
 
+    require_runtime(runtime)
     home = Store(store)
     machine = machine_of(home, topology, hosts, network)
     require_launchable(machine, runtime, command)
-    variables = environment(machine, runtime, home.root)
+    variables = environment(machine, runtime, home.root, output.note)
     program = shutil.which(command[0])
     if program is None:
         raise InputError(f"{command[0]}: no such command; check the PATH")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import InputError, Refused, unknown
@@ -55,16 +55,24 @@ def exported(machine: Machine, target: str, directory: Path) -> list[Path]:
     return [directory / name for name in texts]
 
 
-def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, str]:
-    """The variables to set for `runtime` on every rank. Exports the files beside the store's. Raises `InputError` for
-    an unknown runtime, `Refused` for one that cannot take the files."""
+def require_runtime(runtime: str) -> None:
+    """Raises `InputError` for an unknown runtime, `Refused` for one that is not told by variables."""
     if runtime == "mscclpp":
         raise Refused(
-            "MSCCL++ takes execution plans of its own that are registered by the process, not MSCCL XML and variables; "
-            "use --runtime torch, or executor"
+            "MSCCL++ looks for its plans in no directory, and the store has none: run synth --target mscclpp -o "
+            "plan.json, and have the job call teccl_msccl.runtime.mscclpp.register on it; or use --runtime nccl or "
+            "torch"
         )
     if runtime not in RUNTIMES:
         raise unknown("runtime", runtime, RUNTIMES)
+
+
+def environment(
+    machine: Machine, runtime: str, store_root: Path, note: Callable[[str], None] = lambda line: None
+) -> dict[str, str]:
+    """The variables to set for `runtime` on every rank. Exports the files beside the store's, and tells `note` what it
+    has left out of them. Raises `InputError` for an unknown runtime, `Refused` for one that cannot take the files."""
+    require_runtime(runtime)
     if runtime == "torch":
         if not any(entry.target == "executor" for entry in machine.manifest.entries):
             raise Refused(f"{machine.folder}: nothing for torch; run store build with --targets executor")
@@ -75,7 +83,7 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
     numbering = "-".join(map(str, machine.permutation))
     directory = machine.folder / "exports" / f"{runtime}-{abs(hash_of(numbering)):x}"
     if runtime == "nccl":
-        variables = _interposed(machine, directory / "programs.teccl") | tuned(machine)
+        variables = _interposed(machine, directory / "programs.teccl", note) | tuned(machine)
         if not variables:
             raise Refused(
                 f"{machine.folder}: nothing for nccl; run store build with --targets executor, or store export --tuner"
@@ -96,7 +104,7 @@ def environment(machine: Machine, runtime: str, store_root: Path) -> dict[str, s
     }
 
 
-def _interposed(machine: Machine, path: Path) -> dict[str, str]:
+def _interposed(machine: Machine, path: Path, note: Callable[[str], None]) -> dict[str, str]:
     """The interposer before all else that is preloaded, and the programs that it reads, if there are any."""
     from ..runtime.doctor import libraries
     from .rounds_file import rounds_file
@@ -106,7 +114,9 @@ def _interposed(machine: Machine, path: Path) -> dict[str, str]:
     library = libraries()["nccl_interposer"]
     if library is None:
         raise Refused("this build of teccl-msccl has no libteccl_nccl.so; pip install it anew")
-    data, _ = rounds_file(machine)
+    data, left_out = rounds_file(machine)
+    for why in left_out:
+        note(f"left out, and left to NCCL: {why}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

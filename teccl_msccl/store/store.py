@@ -44,6 +44,9 @@ class Machine:
     permutation: tuple[int, ...]
 
     def root_in_files(self, root: int | None) -> int | None:
+        """Raises `InputError` for a root that is no rank."""
+        if root is not None and not 0 <= root < len(self.permutation):
+            raise InputError(f"root {root} is not a rank of {self.topology.name}; use 0..{len(self.permutation) - 1}")
         return None if root is None else self.permutation[root]
 
     def select(
