@@ -121,7 +121,7 @@ def test_large_clusters_without_structure_get_what_the_field_does(monkeypatch):
     lame = replace(whole, links=whole.links[1:])
     assert Hierarchy.of(lame, solver) is None
     monkeypatch.setattr(portfolio, "greedy_seconds", lambda problem: 1e9)
-    monkeypatch.setattr(search, "MOST_SENDS_OFFERED", 0)
+    monkeypatch.setattr(search, "OFFERED", ())
     for collective in ("allgather", "allreduce", "broadcast"):
         result = portfolio.run(Problem(lame, collective, 1e6), Settings(nchunks=1), time_limit=0.5)
         result.schedule.validate()

@@ -16,11 +16,13 @@ from strategies import machines, seeded_machine
 from teccl_msccl import InputError
 from teccl_msccl.collective.demand import COLLECTIVES, demand_for
 from teccl_msccl.synthesis import allreduce_bound, bounds, budget, flow, portfolio
+from teccl_msccl.synthesis.baselines import search
 from teccl_msccl.synthesis.bounds import allgather_cuts, lower_bounds
 from teccl_msccl.synthesis.budget import Budget
 from teccl_msccl.synthesis.flow import bytes_between, concurrent_flow, flow_bound
 from teccl_msccl.synthesis.incumbent import INDIFFERENCE, Incumbent
 from teccl_msccl.synthesis.lp import FlowRouting
+from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.topology.model import Topology
 
@@ -113,8 +115,8 @@ def test_auto_is_no_slower_than_any_baseline_even_if_the_next_search_takes_all_t
         incumbent.deadline = incumbent.began
 
     with pytest.MonkeyPatch.context() as patch:
-        for search in ("search_symmetrically", "search_trees", "search_rails"):
-            patch.setattr(portfolio, search, eat_the_time)
+        for later in ("search_symmetrically", "search_trees", "search_rails"):
+            patch.setattr(portfolio, later, eat_the_time)
         for name in ("tree_bound", "flow_bound"):  # dear, and not what this is about
             patch.setattr(bounds, name, lambda *args: None)
         found = run(topology, collective, size, time_limit=600).schedule
@@ -122,3 +124,19 @@ def test_auto_is_no_slower_than_any_baseline_even_if_the_next_search_takes_all_t
             with suppress(InputError):  # it does not do this
                 other = run(topology, collective, size, method=name, time_limit=600).schedule
                 assert found.finish_us <= other.finish_us * (1 + INDIFFERENCE), name
+
+
+def test_baselines_that_would_take_more_than_their_part_of_the_time_are_left_out(ticking, monkeypatch):
+    """Time passes by a second at every look: 16 wants, of 0.8 s each, fit into a quarter of 60 s, but only once."""
+    begun = []
+    monkeypatch.setattr(search, "baseline_schedule", lambda topology, demand, it: begun.append(it.name) or it_all)
+    monkeypatch.setattr(search, "OFFERED_S", inf)
+    problem = Problem(Topology.load("star-4"), "allgather", 1e6)
+    it_all = run(problem.topology, "allgather", 1e6, method="greedy", nchunks=1, time_limit=0).schedule
+    for seconds, least, most in ((0.8, 1, 9), (3.0, 0, 0)):
+        begun.clear()
+        monkeypatch.setattr(search, "SECONDS_PER_WANT", seconds)
+        incumbent = Incumbent(problem, 60, lambda progress: None)
+        search.offer_baselines(incumbent, Settings())
+        assert least <= len(begun) <= most
+        assert len(set(begun)) == least

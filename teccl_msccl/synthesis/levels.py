@@ -73,6 +73,9 @@ class Levels:
     @property
     def direct(self) -> bool:
         """Whether GPUs reach each other over links of their own."""
+        from_first = direct_paths(self.topology, frozenset((0, rank) for rank in range(1, self.topology.nranks)))
+        if any(len(path.links) > 1 for path in from_first):  # all paths would take long, and seldom say otherwise
+            return False
         return all(len(path.links) == 1 for path in self._paths) and nx.is_strongly_connected(self._graph)
 
     def schedule(self, demand: Demand) -> Schedule:

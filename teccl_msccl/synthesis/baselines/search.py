@@ -48,8 +48,10 @@ PATIENCE = 2
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
-#: Among other searches: up to so many sends, and so long, and that share of the time, for all of them.
-MOST_SENDS_OFFERED = 20_000
+#: Among other searches: in what order, so long, and that share of the time, for all of them, and what a chunk that some
+#: GPU wants takes each at the least.
+OFFERED = (RING, TREE, HIERARCHICAL, DIRECT, RECURSIVE_DOUBLING, BRUCK)
+SECONDS_PER_WANT = 2e-4
 OFFERED_S = 4.0
 OFFERED_SHARE = 0.25
 
@@ -92,12 +94,12 @@ def offer_baselines(incumbent: Incumbent, settings: Settings) -> None:
     """Every baseline that serves the problem, all in a small part of the time: what is found is then no worse."""
     wanted = sum(len(chunk.want) for chunk in incumbent.problem.demand(1).chunks)
     budget = Budget(min(OFFERED_S, OFFERED_SHARE * incumbent.seconds_left))
-    for name, baseline in BASELINES.items():
-        if wanted > MOST_SENDS_OFFERED or incumbent.closed() or not incumbent.seconds_left:
+    for baseline in OFFERED:
+        if incumbent.closed() or not incumbent.seconds_left or wanted * SECONDS_PER_WANT > budget.seconds_left:
             return
         if incumbent.problem.collective in baseline.serves:
             with suppress(InputError):  # hierarchical, where there is no hierarchy
-                search_baseline(incumbent, settings, name, budget)
+                search_baseline(incumbent, settings, baseline.name, budget)
 
 
 def search_baseline(incumbent: Incumbent, settings: Settings, name: str, budget: Budget = UNLIMITED) -> None:
