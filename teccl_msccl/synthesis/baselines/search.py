@@ -45,6 +45,8 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 #: Multiples of the fewest chunks that are tried, and how many in a row may bring next to nothing.
 MULTIPLES = (1, 2, 3, 4, 8, 16, 32, 64)
 PATIENCE = 2
+#: How many times what others have found that a baseline may tend to, to be tried once more.
+HOPELESS = 1.5
 #: Sends and receives of a rank that a file can hold, with a margin; and the smallest chunk worth having, in bytes.
 MOST_TRANSFERS = 3000
 LEAST_BYTES = 16
@@ -129,10 +131,11 @@ def search_baseline(incumbent: Incumbent, settings: Settings, name: str, budget:
             return
         incumbent.offer_whole(schedule)
         spent = time.monotonic() - began
-        gains = schedule.finish_us < best_us * (1 - INDIFFERENCE) and _tends_to(before, schedule) < others_us
-        idle = 0 if gains else idle + 1
+        tends_to_us = _tends_to(before, schedule)
+        gains = schedule.finish_us < best_us * (1 - INDIFFERENCE) and tends_to_us < others_us
+        idle = 0 if gains else PATIENCE if tends_to_us > HOPELESS * others_us else idle + 1
         best_us, before = min(best_us, schedule.finish_us), schedule
-        if idle == PATIENCE or incumbent.closed() or not incumbent.seconds_left or budget.spent:
+        if idle >= PATIENCE or incumbent.closed() or not incumbent.seconds_left or budget.spent:
             return
 
 
