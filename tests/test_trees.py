@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from fractions import Fraction
 from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from strategies import machine, machines, seeded_machine
 from teccl_msccl.collective.demand import Demand, demand_for
 from teccl_msccl.schedule.schedule import Schedule, Send
 from teccl_msccl.synthesis.routes import Router, Routes
+from teccl_msccl.synthesis.settings import Settings
+from teccl_msccl.synthesis.trees import Field, tournament
 from teccl_msccl.topology.model import Topology
 
 
@@ -212,3 +215,26 @@ def test_an_allreduce_with_free_roots_beats_equal_shares():
     shares = Router(topology, demand_for("allgather", 9, 1e9, 8))
     equal = 2 * float(busiest_us(shares, shares.packed(0.0, 30, 0.0, 0)[0]))
     assert free < 0.8 * equal
+
+
+@pytest.mark.parametrize(("seconds", "packs"), [(inf, True), (1e-6, False)])
+def test_trees_that_would_not_be_packed_in_time_are_not_begun(seconds, packs):
+    """A packing cannot be interrupted, so this holds for the first one too."""
+    topology, packed, told = Topology.load("ring-4"), [], []
+
+    class Watched(Router):
+        def packed(self, *how):
+            packed.append(how)
+            return super().packed(*how)
+
+    field = Field(
+        demands=(demand_for("allgather", 4, 1e6, 1, 0),),
+        router=lambda demand: Watched(topology, demand),
+        known={},
+        floor_us=0.0,
+        improved=told.append,
+        done=lambda: False,
+        seconds_left=lambda: seconds,
+    )
+    tournament(field, Settings(rounds=1))
+    assert bool(packed) == bool(told) == packs

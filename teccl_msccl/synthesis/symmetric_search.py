@@ -114,5 +114,5 @@ def _field(
         floor_us,
         improved,
         lambda: incumbent.best is not None and (incumbent.closed() or time.monotonic() >= finish_by),
-        lambda: finish_by - time.monotonic(),
+        lambda: finish_by - time.monotonic() if incumbent.best is not None else inf,
     )

@@ -47,7 +47,7 @@ SECONDS_PER_UNIT = 5e-8
 @dataclass(frozen=True)
 class Field:
     """A demand to be met, split in several ways, where to route each, schedules `known` by nchunks, whom to tell of
-    better ones, when to stop."""
+    better ones, when to stop. As long as there is no schedule at all, no time is short: `seconds_left` is infinite."""
 
     demands: tuple[Demand, ...]
     router: Callable[[Demand], RouteSearch]
@@ -190,7 +190,7 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         router = routers[demand.nchunks]
         depths = len(DEPTH_WEIGHTS)
         units = depths * PACKING_ROUNDS * len(router.turns) * (len(router.paths) + router.topology.nranks**2)
-        if contenders and (units * pace > 0.3 * field.seconds_left() or field.done()):
+        if units * pace > 0.3 * field.seconds_left() or field.done():
             continue
         began = time.monotonic()
         packed = pool.map(lambda depth: _planted(router, depth, field.floor_us, settings.seed), DEPTH_WEIGHTS)  # noqa: B023
