@@ -198,7 +198,7 @@ def test_bad_questions(call, tmp_path, command, arguments, said):
         (("--chunks", "0"), "0 chunks"),
         (("--chunks", "-4"), "-4 chunks"),
         (("--chunks", "1000000000"), "too many"),
-        (("--method", "magic"), "auto, trees, greedy, lp, milp"),
+        (("--method", "magic"), "auto, trees, greedy, bfb, lp, milp"),
         (("--solver", "gurobi"), "cbc, highs"),
         (("--jobs", "0"), "--jobs"),
         (("--seed", "-1"), "--seed"),
