@@ -14,6 +14,7 @@ import hand_made
 import pytest
 from nccl_standin import programs, standin
 
+from teccl_msccl.errors import Refused
 from teccl_msccl.runtime.doctor import libraries
 from teccl_msccl.store import launch
 from teccl_msccl.store.build import Plan, build
@@ -169,7 +170,8 @@ def test_a_store_serves_its_machine(drive, tmp_path, monkeypatch) -> None:
         assert done.right, done
         assert done.collectives() == {0}
     empty = Store(tmp_path / "empty").open(topology)
-    assert launch.environment(empty, "nccl", tmp_path) == {}
+    with pytest.raises(Refused, match="nothing for nccl"):
+        launch.environment(empty, "nccl", tmp_path)
 
 
 def test_the_summary_says_what_ran_and_why_not(drive) -> None:
