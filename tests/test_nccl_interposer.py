@@ -294,6 +294,12 @@ def test_a_rank_that_dies(drive, scenario) -> None:
     assert len(done.ranks) == 3
 
 
+def test_another_thread_aborts(drive) -> None:
+    done = drive("abort")
+    assert done.right, done
+    assert len(done.ranks) == 4
+
+
 def test_a_rank_that_is_not_preloaded(drive) -> None:
     done = drive("absent", TECCL_NCCL_TIMEOUT="1")
     assert done.right, done

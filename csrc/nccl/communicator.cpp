@@ -36,7 +36,7 @@ std::size_t most_scratch() {
 }
 
 Outcome Communicator::select(const Call& call, std::uint32_t& program) const {
-  if (verdict != Outcome::custom) return verdict;
+  if (const Outcome settled = verdict.load(std::memory_order_acquire); settled != Outcome::custom) return settled;
   if (call.count == 0) return Outcome::no_elements;
   const std::size_t bytes = element_bytes(call.type);
   if (bytes == 0) return Outcome::unknown_type;
@@ -97,7 +97,24 @@ char* Communicator::scratch(cudaStream_t stream, std::size_t bytes) {
   return reinterpret_cast<char*>(memory);
 }
 
+bool Communicator::enter() {
+  ++under_way_;  // before the look: either this sees the end, or the end sees this
+  if (!gone_) return true;
+  leave();
+  return false;
+}
+
+void Communicator::leave() {
+  if (--under_way_ == 0 && gone_) free_scratch();
+}
+
+void Communicator::end() {
+  gone_ = true;
+  if (under_way_ == 0) free_scratch();
+}
+
 void Communicator::free_scratch() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, held] : scratch_)
     if (held.first != 0) outgrown_.push_back(held.first);
   scratch_.clear();
@@ -117,6 +134,7 @@ namespace {
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<ncclComm_t, std::unique_ptr<Communicator>> by_handle;
+  std::vector<std::unique_ptr<Communicator>> kept;
   std::atomic<std::uint64_t> generation{1};
 };
 
@@ -161,6 +179,12 @@ std::unique_ptr<Communicator> take(ncclComm_t handle) {
   all.by_handle.erase(found);
   all.generation.fetch_add(1, std::memory_order_release);
   return taken;
+}
+
+void keep(std::unique_ptr<Communicator> taken) {
+  Registry& all = registry();
+  const std::unique_lock<std::shared_mutex> lock(all.mutex);
+  all.kept.push_back(std::move(taken));
 }
 
 }  // namespace teccl::nccl

@@ -1,6 +1,7 @@
 // What is known of a communicator: whether its ranks agreed on programs, which one serves a call, and its scratch.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,13 +45,19 @@ class Communicator {
   char* scratch(cudaStream_t stream, std::size_t bytes);
   void free_scratch();
 
+  // Around the execution of a call. False for a communicator that is gone: another thread may abort it meanwhile.
+  bool enter();
+  void leave();  // the last one out of a communicator that is gone frees its scratch
+  // It is gone: no call enters any more, and the scratch is freed as soon as none is under way.
+  void end();
+
   // Whether this is the first call of the program.
   bool first_of(std::uint32_t program);
 
   ncclComm_t handle;
   int rank = -1, nranks = 0;
   CUcontext context = nullptr;
-  Outcome verdict = Outcome::no_programs;  // custom: programs are used
+  std::atomic<Outcome> verdict{Outcome::no_programs};  // custom: programs are used
   bool blocking;
   const Programs* programs = nullptr;
   std::vector<RankProgram> mine;
@@ -68,6 +75,8 @@ class Communicator {
   std::map<Place, std::pair<CUdeviceptr, std::size_t>> scratch_;
   std::vector<CUdeviceptr> outgrown_;
   std::vector<bool> seen_;
+  std::atomic<int> under_way_{0};
+  std::atomic<bool> gone_{false};
 };
 
 // All ranks of each of `fresh`, communicators that this thread has just made, settle whether they use their programs:
@@ -78,5 +87,7 @@ ncclResult_t agree(const std::vector<Communicator*>& fresh, bool one_process);
 Communicator* find(ncclComm_t handle);
 Communicator* add(std::unique_ptr<Communicator> made);
 std::unique_ptr<Communicator> take(ncclComm_t handle);
+// What was taken, while other threads may still have found it: it stays in memory, without its scratch.
+void keep(std::unique_ptr<Communicator> taken);
 
 }  // namespace teccl::nccl

@@ -206,7 +206,34 @@ ncclResult_t execute_together(std::vector<Running>& calls) {
 
 }  // namespace
 
+namespace {
+
+// In the calls' communicators while this lives, if none of them has ended.
+class Entered {
+ public:
+  explicit Entered(const std::vector<Work>& group) {
+    for (const Work& work : group) {
+      all_ = work.communicator->enter();
+      if (!all_) return;
+      inside_.push_back(work.communicator);
+    }
+  }
+  ~Entered() {
+    for (Communicator* communicator : inside_) communicator->leave();
+  }
+  Entered(const Entered&) = delete;
+  bool all() const { return all_; }
+
+ private:
+  std::vector<Communicator*> inside_;
+  bool all_ = true;
+};
+
+}  // namespace
+
 ncclResult_t execute(const std::vector<Work>& group) {
+  const Entered entered(group);
+  if (!entered.all()) return ncclInvalidUsage;
   // The first calls of all communicators, then their second ones, and so on.
   std::vector<bool> done(group.size(), false);
   for (std::size_t left = group.size(); left > 0;) {

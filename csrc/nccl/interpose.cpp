@@ -112,11 +112,13 @@ void ended(ncclComm_t handle) {
   if (Communicator* communicator = thread.inside ? nullptr : find(handle)) communicator->verdict = Outcome::ended;
 }
 
-// The real function ends the communicator; then its scratch is free.
-ncclResult_t gone(const char* name, ncclResult_t (*function)(ncclComm_t), ncclComm_t handle) {
-  const std::unique_ptr<Communicator> taken = thread.inside ? nullptr : take(handle);
+// The real function ends the communicator; then its scratch is free. Other threads may still be in its calls: PyTorch's
+// watchdog aborts so.
+ncclResult_t gone(const char* name, ncclResult_t (*function)(ncclComm_t), ncclComm_t handle, bool aborted) {
+  std::unique_ptr<Communicator> taken = thread.inside ? nullptr : take(handle);
   const ncclResult_t result = delegated(name, function, handle);
-  if (taken != nullptr) taken->free_scratch();
+  if (taken != nullptr) taken->end();
+  if (taken != nullptr && aborted) keep(std::move(taken));
   return result;
 }
 
@@ -279,6 +281,6 @@ EXPORTED ncclCommRevoke(ncclComm_t comm, int flags) {
   return DELEGATED(ncclCommRevoke, comm, flags);
 }
 
-EXPORTED ncclCommDestroy(ncclComm_t comm) { return gone("ncclCommDestroy", real().ncclCommDestroy, comm); }
+EXPORTED ncclCommDestroy(ncclComm_t comm) { return gone("ncclCommDestroy", real().ncclCommDestroy, comm, false); }
 
-EXPORTED ncclCommAbort(ncclComm_t comm) { return gone("ncclCommAbort", real().ncclCommAbort, comm); }
+EXPORTED ncclCommAbort(ncclComm_t comm) { return gone("ncclCommAbort", real().ncclCommAbort, comm, true); }

@@ -6,6 +6,7 @@
    uses the same calls on a GPU: NCCL from libnccl.so.2, memory and streams from libcuda.so.1. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -528,6 +529,29 @@ static void scenario_death(void) {
   NCCL(ncclCommAbort(comm));
 }
 
+static void* abort_soon(void* comm) {
+  usleep(20000 + 3000 * rank);
+  NCCL(ncclCommAbort((ncclComm_t)comm));
+  return NULL;
+}
+
+/* Another thread aborts the communicator while calls are under way, as PyTorch's watchdog does. */
+static void scenario_abort(void) {
+  ncclComm_t comm = world();
+  cudaStream_t stream = new_stream();
+  struct Case c = made(ALLREDUCE, ncclFloat32, 0, 20000, 0, rank, asked.ranks);
+  prepare(&c, stream);
+  pthread_t watchdog;
+  if (pthread_create(&watchdog, NULL, abort_soon, comm) != 0) exit(5);
+  ncclResult_t result = ncclSuccess;
+  for (int i = 0; i < 1000000 && result == ncclSuccess; ++i) {
+    result = call(&c, comm, stream);
+    CUDA(cuStreamSynchronize(stream));
+  }
+  pthread_join(watchdog, NULL);
+  if (result == ncclSuccess) ++wrong;
+}
+
 /* The last rank dies before the communicator is there for all to compare programs. */
 static void scenario_early_death(void) {
   ncclComm_t comm;
@@ -656,6 +680,7 @@ static const struct {
     {"errors", scenario_errors},
     {"death", scenario_death},
     {"early_death", scenario_early_death},
+    {"abort", scenario_abort},
     {"absent", scenario_absent},
     {"no_memory", scenario_no_memory},
     {"one_process", scenario_one_process},

@@ -13,12 +13,17 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "reduction_kernel.h"
 
 using Work = std::function<void()>;
+
+struct CUstream_st;
+std::mutex streams_mutex;
+std::set<CUstream_st*>& streams = *new std::set<CUstream_st*>;
 
 struct CUstream_st {
   std::mutex mutex;
@@ -30,14 +35,25 @@ struct CUstream_st {
   std::vector<Work> captured;
   std::thread thread;
 
-  CUstream_st() : thread([this] { run(); }) {}
+  CUstream_st() : thread([this] { run(); }) {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    streams.insert(this);
+  }
   ~CUstream_st() {
+    {
+      const std::lock_guard<std::mutex> lock(streams_mutex);
+      streams.erase(this);
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex);
       closing = true;
     }
     changed.notify_all();
     thread.join();
+  }
+  void drain() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return queue.empty() && !busy; });
   }
   void run() {
     const char* wanted = std::getenv("STANDIN_JITTER");
@@ -149,6 +165,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr* memory, size_t size) {
   return 0;
 }
 CUresult cuMemFree_v2(CUdeviceptr memory) {
+  {  // as on a GPU, freeing waits for all that is enqueued
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    for (CUstream_st* stream : streams) stream->drain();
+  }
   std::free(reinterpret_cast<void*>(memory));
   return 0;
 }

@@ -140,7 +140,7 @@ void progress(ncclComm_t comm, int plane, std::vector<Transfer> transfers) {
   }
   int idle = 0;
   bool lost = false;  // a peer is gone: what it has done is to be seen once more
-  while (!order.empty()) {
+  while (!order.empty() && !comm->aborted) {
     bool any = false;
     std::shuffle(order.begin(), order.end(), random);
     for (auto& line : order) {
@@ -153,7 +153,7 @@ void progress(ncclComm_t comm, int plane, std::vector<Transfer> transfers) {
       lost = false;
       continue;
     }
-    if (comm->aborted || order.empty()) return;
+    if (order.empty()) return;
     if (lost) {
       comm->error = ncclRemoteError;
       return;
@@ -213,6 +213,7 @@ ncclResult_t flush() {
 
 ncclResult_t asked(Request request) {
   if (request.comm == nullptr) return ncclInvalidArgument;
+  if (request.comm->aborted) return ncclInvalidUsage;  // another thread may have aborted it at any moment
   if (request.comm->ended) standin::misuse("a communicator used after its end");
   here.requests.push_back(std::move(request));
   return here.depth > 0 ? ncclSuccess : flush();
