@@ -27,6 +27,8 @@ def check(
     from ..program.kind import read_plan
     from ..program.targets import TARGETS, target_named
 
+    if target not in (None, "all", "mscclpp"):
+        target_named(target)  # a wrong name is told before the file is read
     plan = read_plan(file)
     if plan is not None:
         verdicts = [_check_plan(plan, file, target)]
