@@ -163,7 +163,7 @@ def test_any_machine(collective: str) -> None:
     def prove(problem: Problem, nchunks: int, seed: int, mode: str, hosts: int) -> None:
         schedule = greedy(problem, nchunks, seed)
         mode = "outofplace" if collective in ("gather", "scatter") else mode
-        program = lower(schedule, mode=mode, protocol="Simple", spread=1)
+        program = lower(schedule, mode=mode, protocol="Simple", spread=1, fuse=False)
         of = [rank % hosts for rank in range(program.nranks)]
         try:
             plan = plan_of(program, hosts=of)
