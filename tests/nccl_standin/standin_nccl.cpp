@@ -140,7 +140,8 @@ void progress(ncclComm_t comm, int plane, std::vector<Transfer> transfers) {
   }
   int idle = 0;
   bool lost = false;  // a peer is gone: what it has done is to be seen once more
-  while (!order.empty() && !comm->aborted) {
+  // After an abort, or a peer's loss, nothing moves: the next message would meet the rest of one that was cut short.
+  while (!order.empty() && !comm->aborted && comm->error != ncclRemoteError) {
     bool any = false;
     std::shuffle(order.begin(), order.end(), random);
     for (auto& line : order) {
