@@ -204,10 +204,6 @@ ncclResult_t execute_together(std::vector<Running>& calls) {
   return ncclSuccess;
 }
 
-}  // namespace
-
-namespace {
-
 // In the calls' communicators while this lives, if none of them has ended.
 class Entered {
  public:

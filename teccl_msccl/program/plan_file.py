@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..files import require_keys
+from ..files import require_flag, require_keys
 
 BUFFERS = ("i", "o", "s")
 #: A channel as one rank has it: rank, type, position.
@@ -95,8 +95,8 @@ def plan_file(value: Any, where: str) -> PlanFile:
         name=_text(value["name"], f"{where}: name"),
         collective=_text(value["collective"], f"{where}: collective"),
         protocol=_text(value["protocol"], f"{where}: protocol"),
-        inplace=_flag(value["inplace"], f"{where}: inplace"),
-        reuse_resources=_flag(value.get("reuse_resources", False), f"{where}: reuse_resources"),
+        inplace=require_flag(value["inplace"], f"{where}: inplace"),
+        reuse_resources=require_flag(value.get("reuse_resources", False), f"{where}: reuse_resources"),
         alignment=_whole(value.get("buffer_alignment", 16), f"{where}: buffer_alignment", 1),
         threads=_whole(value.get("num_threads_per_block", 1024), f"{where}: num_threads_per_block", 0),
         min_bytes=_whole(value.get("min_message_size", 0), f"{where}: min_message_size", 0, 2**64),
@@ -254,12 +254,6 @@ def _list(value: Any, where: str) -> list[Any]:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{where}: must be a string, not {str(value)[:40]}")
-    return value
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{where}: must be true or false, not {str(value)[:40]}")
     return value
 
 
