@@ -55,9 +55,9 @@ def test_completion() -> None:
         "COMP_WORDS": "teccl-msccl sy",
         "COMP_CWORD": "1",
     }
-    code = "from teccl_msccl.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.stdout.split() == ["synth"]
+    for way in (["-c", "from teccl_msccl.cli import main; main()"], ["-m", "teccl_msccl"]):
+        done = subprocess.run([sys.executable, *way], capture_output=True, text=True, env=environment, timeout=60)
+        assert done.stdout.split() == ["synth"]
 
 
 @pytest.mark.parametrize(

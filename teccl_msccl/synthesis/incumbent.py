@@ -16,7 +16,7 @@ from .problem import Problem, Stage
 from .repair import start_on
 
 #: A schedule with fewer chunks is preferred to one that is faster by less than this.
-INDIFFERENCE = 2e-3
+INDIFFERENCE = 1e-3
 #: Schedules that are slower than the best by no more than this may have the faster program; so many are kept.
 NEARBY = 0.05
 MOST_OTHERS = 4
