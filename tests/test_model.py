@@ -1,6 +1,7 @@
 """Topology: what it refuses, and its JSON."""
 
 import json
+import pickle
 
 import pytest
 
@@ -99,3 +100,11 @@ def test_files_that_are_no_topology(tmp_path, text):
     path.write_text(text)
     with pytest.raises(InputError, match=r"bad\.json"):
         Topology.read(path)
+
+
+def test_a_copy_for_another_process_makes_its_own_hash():
+    topology = Topology.from_json(two_gpus())
+    assert hash(topology) == hash(Topology.from_json(two_gpus()))
+    copy = pickle.loads(pickle.dumps(topology))
+    assert copy == topology
+    assert "_hash" not in vars(copy)

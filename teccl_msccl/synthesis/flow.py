@@ -17,6 +17,7 @@ from ..collective.demand import Demand
 from ..topology.model import Topology
 from .budget import UNLIMITED, Budget
 from .crossing import MOST_LEVELS, filling_time, thinned
+from .even import EvenPart, Wanted
 from .solver import new_model, solve_linear
 
 #: Flow variables beyond which the linear program is not worth its time in a bound.
@@ -27,8 +28,6 @@ MAX_COLUMNS_LEVELS = 8_000
 COLUMN_S = 5e-5
 #: How much longer than the least time flows may take to have shorter ways.
 _SHARE_FOR_SHORT_WAYS = 1e-6
-
-Wanted = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,11 @@ def flow_bound(
     those at least so far apart, for every distance: they have fewer bytes, but these come to every link later.
     """
     wanted = bytes_between(demand)
-    columns = len({source for source, _ in wanted}) * len(topology.links)
-    if not wanted or columns > MAX_COLUMNS:
+    if not wanted:
+        return None
+    part = EvenPart.of(topology, wanted)
+    columns = flow_columns(topology, wanted, part)
+    if columns > MAX_COLUMNS:
         return None
     best: FlowBound | None = None
     for least_us in _levels(topology, wanted, latency) if latency and columns <= MAX_COLUMNS_LEVELS else (0.0,):
@@ -82,12 +84,19 @@ def flow_bound(
             for pair, nbytes in wanted.items()
             if not latency or latency[topology.gpus[pair[0]]][topology.gpus[pair[1]]] >= least_us - 1e-9
         }
-        solved = concurrent_flow(topology, far, seconds=budget.seconds_left)
+        solved = concurrent_flow(topology, far, seconds=budget.seconds_left, part=part)
         prices = {link.id: 1.0 for link in topology.links} if solved is None else solved.prices
-        bound_us = price_bound_us(topology, far, prices, latency)
+        bound_us = price_bound_us(topology, far, prices, latency, part)
         if best is None or bound_us > best.bound_us:
             best = FlowBound(bound_us, len(far), least_us, prices, solved is not None)
+        if budget.spent:
+            break
     return best
+
+
+def flow_columns(topology: Topology, wanted: Wanted, part: EvenPart) -> int:
+    """Flow variables of the linear program."""
+    return len({source for source, _ in wanted} & part.ranks) * len(topology.links)
 
 
 def _levels(topology: Topology, wanted: Wanted, latency: Mapping[int, Mapping[int, float]]) -> list[float]:
@@ -102,6 +111,7 @@ def price_bound_us(
     wanted: Wanted,
     prices: Mapping[int, float],
     latency: Mapping[int, Mapping[int, float]] | None = None,
+    part: EvenPart | None = None,
 ) -> float:
     """The bound that link prices (by link id) prove for bytes wanted between ranks.
 
@@ -111,7 +121,8 @@ def price_bound_us(
 
         Σ_l w_l b_l · max(0, T − a_l)  ≥  Σ bytes(s,t) · dist_w(s,t)
 
-    Without `latency` all a_l are 0.
+    Without `latency` all a_l are 0. Where prices are alike on the orbits of a `part` that stands for all, its sources'
+    costs are everybody's.
     """
     graph = nx.DiGraph()
     for link in topology.links:
@@ -121,8 +132,13 @@ def price_bound_us(
     distance = {
         source: nx.single_source_dijkstra_path_length(graph, topology.gpus[source], weight="price")
         for source in {source for source, _ in wanted}
+        if part is None or source in part.ranks
     }
-    cost = sum(nbytes * distance[source][topology.gpus[target]] for (source, target), nbytes in wanted.items())
+    cost = sum(
+        nbytes * distance[source][topology.gpus[target]]
+        for (source, target), nbytes in wanted.items()
+        if source in distance
+    ) * (1 if part is None else part.count)
     soonest = _soonest(topology, wanted, latency) if latency else dict.fromkeys(prices, 0.0)
     earning = [
         (prices[link.id] * link.bandwidth_GBps, soonest[link.id])
@@ -159,17 +175,23 @@ def bytes_between(demand: Demand) -> dict[tuple[int, int], float]:
 
 
 def concurrent_flow(
-    topology: Topology, wanted: Wanted, short_ways: bool = False, seconds: float = np.inf
+    topology: Topology,
+    wanted: Wanted,
+    short_ways: bool = False,
+    seconds: float = np.inf,
+    part: EvenPart | None = None,
 ) -> ConcurrentFlow | None:
     """An optimal flow, its sizes scaled to about 1 for the solver; None if the solver finds none in so many `seconds`.
 
     `short_ways`: of all optimal flows (to within a millionth) one with the least latency summed over bytes, so that
-    none takes a longer way for nothing.
+    none takes a longer way for nothing. `part`: what stands for all (see `even`); `flow` then holds the bytes of its
+    sources only, which everybody else's follow.
     """
     finish_by = monotonic() + seconds
+    part = EvenPart(topology, None) if part is None else part
     scale = max(wanted.values())
     unit = max(link.bandwidth_GBps for link in topology.links)
-    sources = sorted({source for source, _ in wanted})
+    sources = sorted({source for source, _ in wanted} & part.ranks)
     if len(sources) * len(topology.links) * COLUMN_S > seconds:
         return None
     model: Any = new_model("cbc")
@@ -185,13 +207,16 @@ def concurrent_flow(
                 rank = topology.rank_of.get(node)
                 need = round(wanted.get((s, rank), 0.0) / scale, 12) if rank is not None else 0.0
                 model += xsum(terms) == need
+    carried: dict[int, list[Any]] = defaultdict(list)
+    for (_, id), variable in flow.items():
+        carried[part.orbit[id]].append(variable)
     capacity = {}
-    for link in topology.links:
-        load = xsum(flow[s, link.id] for s in sources)
-        capacity[link.id] = model.add_constr(load - link.bandwidth_GBps / unit * time <= 0)
+    for first, terms in carried.items():
+        bandwidth = topology.link_by_id[first].bandwidth_GBps / unit
+        capacity[first] = model.add_constr(part.load(first) * xsum(terms) - bandwidth * time <= 0)
     if not solve_linear(model, finish_by - monotonic()):
         return None
-    prices = {link: abs(float(row.pi)) for link, row in capacity.items()}
+    price = {first: abs(float(row.pi)) / part.size[first] for first, row in capacity.items()}
     if short_ways:
         most = time.x * (1 + _SHARE_FOR_SHORT_WAYS)
         alpha = max(link.alpha_us for link in topology.links) or 1.0
@@ -199,4 +224,7 @@ def concurrent_flow(
         model += time <= most
         if not solve_linear(model, finish_by - monotonic()):
             return None
-    return ConcurrentFlow({key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9}, prices)
+    return ConcurrentFlow(
+        {key: variable.x * scale for key, variable in flow.items() if variable.x > 1e-9},
+        {link.id: price[part.orbit[link.id]] for link in topology.links},
+    )

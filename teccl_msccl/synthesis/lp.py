@@ -17,23 +17,29 @@ from ..collective.demand import Demand
 from ..schedule.schedule import Schedule, Send
 from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
-from ..topology.paths import direct_paths
+from ..topology.paths import Path, direct_paths
 from .colouring import edge_colours
-from .flow import MAX_COLUMNS, ConcurrentFlow, Wanted, bytes_between, concurrent_flow
+from .even import EvenPart, Wanted
+from .flow import MAX_COLUMNS, ConcurrentFlow, bytes_between, concurrent_flow, flow_columns
 from .incumbent import INDIFFERENCE, Incumbent
-from .rounding import Route, round_to_chunks
+from .rounding import Pair, Route, round_to_chunks
 from .settings import Settings
 
 #: A gap that finer chunks need not close.
 ENOUGH = 5e-3
-#: The part of the time that is left which the linear program may take, where other searchers wait for their turn.
+#: The part of the time that is left which the linear program may take, where other searchers wait for their turn; and
+#: what it may take at the least.
 FLOW_SHARE = 0.5
+LEAST_FLOW_S = 0.3
 #: Orders tried for every choice of routes, and by how much random draws change a priority in each.
 NOISES = (0.0, 0.1, 0.3)
 #: Ties kept among the quickest routes of a pair.
 MAX_ROUTES = 6
 #: Links at least this share as busy as the busiest take turns.
 BUSY = 0.9
+#: Pairs of GPUs whose data is too much to follow one by one, and chunks that are only routed alike for all.
+MOST_PAIRS = 20_000
+MOST_CHUNKS_APART = 4_000
 #: Flow below this share of what a pair wants is rounding.
 _LEAST_SHARE = 1e-6
 
@@ -48,7 +54,7 @@ def search_flow(incumbent: Incumbent, settings: Settings) -> None:
             continue  # what has no bytes is nobody's flow
         if any(group.confined for group in demand.groups):
             continue  # the flow knows no groups
-        seconds = inf if settings.thorough else FLOW_SHARE * incumbent.seconds_left
+        seconds = inf if settings.thorough else max(LEAST_FLOW_S, FLOW_SHARE * incumbent.seconds_left)
         routing = FlowRouting(stage.topology, bytes_between(demand), seconds)
         if not routing.wanted or not (settings.thorough or routing.small):
             continue
@@ -81,35 +87,94 @@ class FlowRouting:
         """The maximum concurrent flow; None where nothing is wanted or the linear program is too large."""
         if not self.wanted or not self.small:
             return None
-        return concurrent_flow(self.topology, self.wanted, short_ways=True, seconds=self.seconds)
+        return concurrent_flow(self.topology, self.wanted, short_ways=True, seconds=self.seconds, part=self.part)
 
-    @property
+    @cached_property
+    def part(self) -> EvenPart:
+        """What stands for the whole machine."""
+        return EvenPart.of(self.topology, self.wanted)
+
+    @cached_property
     def small(self) -> bool:
-        """Whether the linear program is worth its time."""
-        return len({source for source, _ in self.wanted}) * len(self.topology.links) <= MAX_COLUMNS
+        """Whether the linear program, and playing what comes of it, is worth its time."""
+        return len(self.wanted) <= MOST_PAIRS and flow_columns(self.topology, self.wanted, self.part) <= MAX_COLUMNS
 
     def schedules(self, demand: Demand, seed: int) -> Iterator[Schedule]:
         """Schedules of `demand`: on the flow's routes and on the quickest ones, in several orders. Deterministic for a
         seed. Each is O(sends · log sends) in C++, the rounding O(chunks · routes · path length)."""
         sizes = [chunk.bytes for chunk in demand.chunks]
+        chunks = _chunks_by_pair(demand)
         for shares in self._shares(demand):
-            chosen = round_to_chunks(self._costs, shares, _chunks_by_pair(demand), sizes)
-            yield from self._played(demand, chosen, seed)
+            if self.part.count > 1 and len(set(sizes)) == 1:
+                yield from self._played(demand, self._rounded_evenly(shares, chunks, sizes), seed)
+            if len(demand.chunks) <= MOST_CHUNKS_APART or self.part.count == 1:
+                yield from self._played(demand, round_to_chunks(self._costs, shares, chunks, sizes), seed)
+
+    def _rounded_evenly(
+        self, shares: Mapping[Pair, Mapping[Route, float]], chunks: Mapping[Pair, Sequence[int]], sizes: Sequence[float]
+    ) -> dict[int, Route]:
+        """The chunks of one part on their routes, and everybody else's on these, moved round: so every link of an orbit
+        is as busy as the others."""
+        part = self.part
+        costs: list[dict[int, float]] = []
+        for links in self._costs:
+            costs.append(defaultdict(float))
+            for id, cost in links.items():
+                costs[-1][part.orbit[id]] += cost * part.load(id)
+        own = {pair: several for pair, several in chunks.items() if pair[0] in part.ranks}
+        chosen = round_to_chunks(costs, shares, own, sizes)
+        everybody: dict[int, Route] = {}
+        for (source, target), several in own.items():
+            for n, chunk in enumerate(several):
+                for move, route in zip(part.moves, self._lifted(chosen[chunk]), strict=True):
+                    everybody[chunks[move[source], move[target]][n]] = route
+        return everybody
 
     # -- routes --------------------------------------------------------------------------------------------
 
-    def _shares(self, demand: Demand) -> Iterator[Mapping[tuple[int, int], Mapping[Route, float]]]:
+    def _shares(self, demand: Demand) -> Iterator[Mapping[Pair, Mapping[Route, float]]]:
         quickest = self._quickest(demand)
         if self.flow is not None:
             by_flow = self._decomposed(self.flow)
-            yield {pair: by_flow.get(pair) or {quickest[pair][0]: 1.0} for pair in self.wanted}
-        yield {pair: {route: 1 / len(quickest[pair]) for route in quickest[pair]} for pair in self.wanted}
+            yield self._everybodys({pair: by_flow.get(pair) or {quickest[pair][0]: 1.0} for pair in self._own})
+        yield self._everybodys(
+            {pair: {route: 1 / len(quickest[pair]) for route in quickest[pair]} for pair in self._own}
+        )
+
+    @cached_property
+    def _own(self) -> list[Pair]:
+        """The pairs whose source stands for others."""
+        return [pair for pair in sorted(self.wanted) if pair[0] in self.part.ranks]
+
+    def _everybodys(self, shares: Mapping[Pair, Mapping[Route, float]]) -> dict[Pair, dict[Route, float]]:
+        """The shares of routes of one part's pairs, moved round."""
+        every: dict[Pair, dict[Route, float]] = defaultdict(lambda: defaultdict(float))
+        for (source, target), routes in shares.items():
+            for route, share in routes.items():
+                for move, moved in zip(self.part.moves, self._lifted(route), strict=True):
+                    every[move[source], move[target]][moved] += share
+        return every
+
+    def _lifted(self, route: Route) -> list[Route]:
+        """The route as every part goes it."""
+        if route not in self._moved:
+            way = [id for path in route for id in self._paths[path].links]
+            self._moved[route] = [self._direct(moved) for moved in self.part.lifted(way)]
+        return self._moved[route]
+
+    @cached_property
+    def _moved(self) -> dict[Route, list[Route]]:
+        return {}
+
+    @cached_property
+    def _paths(self) -> tuple[Path, ...]:
+        return direct_paths(self.topology)
 
     @cached_property
     def _costs(self) -> list[dict[int, float]]:
         """Per direct path how long a byte takes each of its links, in µs."""
         links = self.topology.link_by_id
-        return [{id: 1e-3 / links[id].bandwidth_GBps for id in path.links} for path in direct_paths(self.topology)]
+        return [{id: 1e-3 / links[id].bandwidth_GBps for id in path.links} for path in self._paths]
 
     def _decomposed(self, flow: ConcurrentFlow) -> dict[tuple[int, int], dict[Route, float]]:
         """Every pair's flow as routes with their shares: from each source, path after path of least latency is
@@ -118,7 +183,8 @@ class FlowRouting:
         for (source, link), nbytes in flow.flow.items():
             by_source[source][link] = nbytes
         routes: dict[tuple[int, int], dict[Route, float]] = {}
-        for (source, target), nbytes in sorted(self.wanted.items()):
+        for source, target in self._own:
+            nbytes = self.wanted[source, target]
             shares: dict[Route, float] = defaultdict(float)
             missing = nbytes
             while missing > _LEAST_SHARE * nbytes:
@@ -185,32 +251,32 @@ class FlowRouting:
 
     @cached_property
     def _number(self) -> dict[tuple[int, ...], int]:
-        return {path.links: i for i, path in enumerate(direct_paths(self.topology))}
+        return {path.links: i for i, path in enumerate(self._paths)}
 
     @cached_property
     def _between(self) -> dict[tuple[int, int], list[int]]:
         between: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for i, path in enumerate(direct_paths(self.topology)):
+        for i, path in enumerate(self._paths):
             between[path.src_rank, path.dst_rank].append(i)
         return between
 
     def _quickest(self, demand: Demand) -> dict[tuple[int, int], list[Route]]:
         """Up to `MAX_ROUTES` routes per pair on which a chunk, stored and forwarded, arrives soonest."""
         nbytes = max((chunk.bytes for chunk in demand.chunks), default=0.0)
-        duration = [path.alpha_us + nbytes / (path.bandwidth_GBps * 1e3) for path in direct_paths(self.topology)]
+        duration = [path.alpha_us + nbytes / (path.bandwidth_GBps * 1e3) for path in self._paths]
         leaving: dict[int, list[int]] = defaultdict(list)
-        for i, path in enumerate(direct_paths(self.topology)):
+        for i, path in enumerate(self._paths):
             leaving[path.src_rank].append(i)
         routes: dict[tuple[int, int], list[Route]] = {}
-        for source in sorted({source for source, _ in self.wanted}):
+        for source in sorted({source for source, _ in self._own}):
             reached = self._tied_routes(source, duration, leaving)
-            routes.update({(source, target): reached[target] for s, target in self.wanted if s == source})
+            routes.update({(source, target): reached[target] for s, target in self._own if s == source})
         return routes
 
     def _tied_routes(
         self, source: int, duration: Sequence[float], leaving: Mapping[int, list[int]]
     ) -> dict[int, list[Route]]:
-        paths = direct_paths(self.topology)
+        paths = self._paths
         best = {source: 0.0}
         routes: dict[int, list[Route]] = {source: [()]}
         queue = [(0.0, source)]
@@ -236,7 +302,7 @@ class FlowRouting:
     def _played(self, demand: Demand, chosen: Mapping[int, Route], seed: int) -> Iterator[Schedule]:
         """The chunks on their routes, played by the event simulation: in turns, where links in series are busiest;
         else whatever has the longest way still to go is sent first."""
-        paths = direct_paths(self.topology)
+        paths = self._paths
         used = sorted({i for route in chosen.values() for i in route})
         position = {i: k for k, i in enumerate(used)}
         network = core_network(self.topology, [paths[i].links for i in used])
@@ -260,7 +326,6 @@ class FlowRouting:
             yield schedule(
                 _core.retime(network, wanted, [chunk for chunk, _, _ in ordered], [position[i] for _, _, i in ordered])
             )
-        yield self._backwards(demand, hops)
         left = self._left(demand, chosen)
         longest = max(left.values(), default=0.0)
         for n, noise in enumerate(NOISES):
@@ -271,11 +336,13 @@ class FlowRouting:
                     network, wanted, [chunk for chunk, _, _ in hops], [position[i] for _, _, i in hops], priority
                 )
             )
+            if n == 0:
+                yield self._backwards(demand, hops)
 
     def _backwards(self, demand: Demand, hops: Sequence[tuple[int, int, int]]) -> Schedule:
         """The same run backwards in time on the reversed machine, what has come farthest first: where chunks part
         (a scatter) rather than meet (a gather), this knows at the start what the end needs."""
-        paths = direct_paths(self.topology)
+        paths = self._paths
         used = sorted({i for _, _, i in hops})
         position = {i: k for k, i in enumerate(used)}
         turned = [replace(chunk, origin=chunk.want, want=chunk.origin) for chunk in demand.chunks]
@@ -299,7 +366,7 @@ class FlowRouting:
 
     def _left(self, demand: Demand, chosen: Mapping[int, Route]) -> dict[tuple[int, int], float]:
         """How long every (chunk, hop) and those after it take."""
-        paths = direct_paths(self.topology)
+        paths = self._paths
         left: dict[tuple[int, int], float] = {}
         for chunk, route in chosen.items():
             tail, nbytes = 0.0, demand.chunks[chunk].bytes
@@ -323,7 +390,7 @@ class FlowRouting:
         edges, places = [], []
         for chunk, route in sorted(chosen.items()):
             for n, i in enumerate(route):
-                busy = [link for link in direct_paths(self.topology)[i].links if load[link] > BUSY * busiest]
+                busy = [link for link in self._paths[i].links if load[link] > BUSY * busiest]
                 if len(busy) > 1:
                     edges.append((busy[0], busy[-1]))
                     places.append((chunk, n))

@@ -145,14 +145,17 @@ def run(
             incumbent.offer_start(start)
         if method == "astar":
             search_by_rounds(incumbent, settings)
-        if method in ("auto", "lp"):
+        small = method == "auto" and greedy_seconds(problem) <= SMALL_S
+        large = method == "auto" and not small
+        if large:  # first of all what takes the least time there
+            _search_by_hosts(incumbent, settings)
+        if method == "lp" or (method == "auto" and not incumbent.closed(ENOUGH)):
             search_flow(incumbent, replace(settings, thorough=method == "lp"))
         if method in ("auto", "bfb") and not incumbent.closed(ENOUGH):
             search_levels(incumbent, replace(settings, thorough=method == "bfb"))
         if method == "bfb" and incumbent.best is None:
             what = ", ".join(LEVELLED)
             raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
-        small = method == "auto" and greedy_seconds(problem) <= SMALL_S
         if small and not incumbent.closed(NEARLY):
             search_greedily(incumbent, settings)
         if small:
@@ -161,15 +164,14 @@ def run(
             search_symmetrically(incumbent, settings)
             if not incumbent.closed(NEARLY):
                 search_trees(incumbent, settings)
-        if method == "auto" and not incumbent.closed(GOOD if small else ENOUGH):
-            search_rails(incumbent, settings)
-            search_hierarchically(incumbent, settings, part_solver(settings, incumbent))
-            if not small and not incumbent.closed(ENOUGH):
-                offer_baselines(incumbent, settings)
-                search_symmetrically(incumbent, settings)
+        if small and not incumbent.closed(GOOD):
+            _search_by_hosts(incumbent, settings)
+        if large and not incumbent.closed(ENOUGH):
+            offer_baselines(incumbent, settings)
+            search_symmetrically(incumbent, settings)
         if method in BASELINES:
             search_baseline(incumbent, settings, method)
-        elif method == "auto" and not small:
+        elif large:
             _search_plainly(incumbent, settings)
         elif method in ("greedy", "trees", "milp") or incumbent.best is None:
             search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
@@ -206,6 +208,11 @@ def method_named(name: str) -> str:
     if method not in METHODS:
         raise unknown("method", name, METHODS, meant={alias: alias for alias in ALIASES})
     return method
+
+
+def _search_by_hosts(incumbent: Incumbent, settings: Settings) -> None:
+    search_rails(incumbent, settings)
+    search_hierarchically(incumbent, settings, part_solver(settings, incumbent))
 
 
 def _search_plainly(incumbent: Incumbent, settings: Settings) -> None:

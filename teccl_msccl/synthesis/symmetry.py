@@ -12,13 +12,7 @@ from ..collective.demand import Demand
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
-from ..topology.translations import (
-    Indices,
-    Translations,
-    block_translations,
-    cyclic_translations,
-    host_translations,
-)
+from ..topology.translations import Indices, Translations, all_translations
 from .quotient import Quotient, QuotientSends, Timeline, played
 
 #: How many parts may share a link, on average, where parts hardly do.
@@ -48,7 +42,7 @@ class SymmetricSearch:
     def all_of(cls, topology: Topology) -> list[SymmetricSearch]:
         """That of the smallest parts that hardly share links and, where even smaller ones do share, theirs."""
         found: list[SymmetricSearch] = []
-        for translations in _translations(topology):
+        for translations in all_translations(topology):
             if topology.nranks**2 > MOST_WAYS:
                 break
             pairs = ((source, target) for source in translations.ranks[0].tolist() for target in range(topology.nranks))
@@ -128,17 +122,3 @@ class SymmetricSearch:
         return played(
             translations.topology, demand, Timeline(paths, chunk.reshape(-1), way.reshape(-1), order.reshape(-1))
         )
-
-
-def _translations(topology: Topology) -> Iterator[Translations]:
-    """From the smallest parts to the largest."""
-    blocks = block_translations(topology)
-    first = next(blocks, None)
-    if first is not None:
-        yield first
-        yield from blocks
-    elif (cyclic := cyclic_translations(topology)) is not None:
-        yield cyclic
-    hosts = host_translations(topology)
-    if hosts is not None:
-        yield hosts

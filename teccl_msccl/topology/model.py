@@ -67,6 +67,18 @@ class Topology:
     def __post_init__(self) -> None:
         self.validate()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of all nodes and links, once: whatever is remembered by topology looks it up again and again."""
+        return hash((self.name, self.nodes, self.links, self.source, self.threadblock_GBps))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash: another process has another."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     # -- what it holds ---------------------------------------------------------------------------------
 
     @cached_property

@@ -45,6 +45,14 @@ class Translations:
         """For every link, by place, the first place that a translation takes it to."""
         return np.asarray(self.links.min(axis=0), dtype=np.int64)
 
+    @cached_property
+    def moves(self) -> Indices:
+        """Where each translation takes every rank. Shape (translations, ranks)."""
+        moved = np.empty((self.count, self.ranks.size), dtype=np.int64)
+        for there, onto in zip(moved, self.table, strict=True):
+            there[self.ranks] = self.ranks[onto]
+        return moved
+
     def lifted(self, path: Sequence[int]) -> list[tuple[int, ...]]:
         """A path (link ids) as every translation takes it, in their order."""
         ids = self._link_ids[self.links[:, [self._place_of[link] for link in path]]]
@@ -104,6 +112,20 @@ def cyclic_translations(topology: Topology) -> Translations | None:
     table = (np.arange(longest)[:, None] + np.arange(longest)) % longest
     links = _multiplied(np.arange(len(topology.links))[None, :], _moved_links(topology, best), longest)
     return Translations(topology, ranks, table, links)
+
+
+def all_translations(topology: Topology) -> Iterator[Translations]:
+    """Of blocks of GPUs, or what one automorphism moves round, and of hosts: from the smallest parts to the largest."""
+    blocks = block_translations(topology)
+    first = next(blocks, None)
+    if first is not None:
+        yield first
+        yield from blocks
+    elif (cyclic := cyclic_translations(topology)) is not None:
+        yield cyclic
+    hosts = host_translations(topology)
+    if hosts is not None:
+        yield hosts
 
 
 def _nth(move: Indices, times: int) -> Indices:
