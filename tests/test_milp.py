@@ -140,7 +140,7 @@ def test_a_model_with_a_start_is_never_infeasible():
         for given in (start, replace(start, sends=tuple(turned))):
             model = Milp(grid, given, "cbc")
             assert model.first_late <= model.horizon
-            assert set(model.placed) <= set(model._keys()), seed
+            assert set(model.placed) <= set(model._choices.sends().triples()), seed
             if model.columns(301) <= 300:
                 assert model.improve(seconds=5).outcome.status in ("optimal", "feasible"), seed
 

@@ -6,9 +6,10 @@ import pytest
 
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.schedule.schedule import Schedule, Send
+from teccl_msccl.synthesis.choices import Free
 from teccl_msccl.synthesis.epochs import EpochGrid
 from teccl_msccl.synthesis.greedy import GreedySearch
-from teccl_msccl.synthesis.milp import Free, Milp
+from teccl_msccl.synthesis.milp import Milp
 from teccl_msccl.synthesis.polish import polished_schedule
 from teccl_msccl.topology.model import Topology
 

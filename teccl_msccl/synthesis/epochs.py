@@ -10,6 +10,8 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from math import ceil, floor
 
+import numpy as np
+
 from ..collective.demand import Chunk, Demand
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
@@ -70,15 +72,12 @@ class EpochGrid:
     def distance(self) -> list[list[float]]:
         """Least epochs to bring a chunk from GPU to GPU, store and forward (inf: no way)."""
         n = self.topology.nranks
-        distance = [[0.0 if i == j else float("inf") for j in range(n)] for i in range(n)]
+        distance = np.where(np.eye(n, dtype=bool), 0.0, np.inf)
         for path, epochs in zip(self.paths, self.arrival, strict=True):
-            row = distance[path.src_rank]
-            row[path.dst_rank] = min(row[path.dst_rank], epochs)
+            distance[path.src_rank, path.dst_rank] = min(distance[path.src_rank, path.dst_rank], epochs)
         for k in range(n):
-            for i in range(n):
-                for j in range(n):
-                    distance[i][j] = min(distance[i][j], distance[i][k] + distance[k][j])
-        return distance
+            distance = np.minimum(distance, distance[:, k, None] + distance[k])
+        return [[float(epochs) for epochs in row] for row in distance]
 
     def discretized(self, schedule: Schedule) -> dict[tuple[int, int, int], int]:
         """The schedule's sends in epochs, in their order: (chunk, path, epoch) → 1. Paths by position."""

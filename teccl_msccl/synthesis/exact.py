@@ -22,8 +22,8 @@ AUTO_MODEL_S = 4.0
 AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
-#: Seconds that a send variable takes to build, rows and buffers included: what would not be built in time is left out.
-COLUMN_S = 1e-4
+#: Seconds that a send variable takes to build and hand over, and more: what would not be built in time is left out.
+COLUMN_S = 1e-5
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from math import inf
-from typing import Any
 
-from mip import BINARY, CONTINUOUS, xsum
+import numpy as np
 
-from ..collective.demand import Chunk, Demand
+from ..collective.demand import Demand
 from ..schedule.schedule import Schedule, Send
 from ..topology.paths import trunk
+from .choices import Choices, Free, Key, Sends
 from .epochs import EpochGrid, finish_epoch
+from .formulation import Block, Floats, Formulation, Ints, numbered, runs
+from .handover import hand_over, set_start
 from .rules import Rules, Tenant
 from .solver import Outcome, new_model, solve
 
@@ -34,14 +33,6 @@ class MilpResult:
     outcome: Outcome
     epochs: int | None
     epochs_bound: int
-
-
-@dataclass(frozen=True)
-class Free:
-    """What of the start a model may change: the sends of these `chunks`, and those that begin in these `epochs`."""
-
-    chunks: frozenset[int] = frozenset()
-    epochs: range = range(0)
 
 
 class Milp:
@@ -87,22 +78,31 @@ class Milp:
         self.tenants = rules.tenants or _tenants(grid.demand)
         self.counted_from = self.first_late if len(self.tenants) == 1 else 0  # one tenant may be done before the other
 
+    @cached_property
+    def _choices(self) -> Choices:
+        return Choices(self.grid, self.horizon, self.placed, self.free)
+
     def columns(self, most: int | None = None) -> int:
         """How many send variables the model has to decide, counted up to `most`."""
-        return sum(1 for _ in islice((key for key in self._keys() if not self._held_fast(key)), most))
+        return self._choices.count(most)
 
     def improve(self, *, seconds: float, threads: int = 2, seed: int = 0) -> MilpResult:
         """Search for fewer epochs for at most `seconds`, building the model included, from the given schedule on."""
         finish_by = time.monotonic() + seconds
-        model, sends = self._build()
+        formulation, sends, send, late = self._formulated()
+        model = new_model(self.solver)
+        hand_over(model, self.solver, formulation.matrix())
+        if not self.rules.constrain:
+            set_start(model, self.solver, *self._start(sends, send, late))
         outcome = solve(model, self.solver, seconds=finish_by - time.monotonic(), threads=threads, seed=seed)
         bound = self._epochs_bound(outcome)
         if outcome.objective is None:
             return MilpResult(None, outcome, None, bound)
-        chosen = [key for key, send in sends.items() if isinstance(send, int) or outcome.chosen(send)]
-        schedule = self._read(chosen)
-        epochs = max((k + self._arrival(p, k) for _, p, k in chosen), default=0)
-        return MilpResult(schedule, outcome, epochs, bound)
+        made = sends.held.copy()
+        made[send.free] = np.asarray(outcome.values)[send.column[send.free]] > 0.5
+        chosen = sends.where(made)
+        epochs = int(max(chosen.epoch + self._arrivals(chosen.path, chosen.epoch), default=0))
+        return MilpResult(self._read(chosen.triples()), outcome, epochs, bound)
 
     def _epochs_bound(self, outcome: Outcome) -> int:
         if (
@@ -115,6 +115,146 @@ class Milp:
         return self.first_late
 
     # -- the model -------------------------------------------------------------------------------------
+
+    def _formulated(self) -> tuple[Formulation, Sends, Block, Block]:
+        """The model, with F of all sends and late of all tenants and epochs."""
+        model = Formulation()
+        sends = self._choices.sends()
+        tie_break = 1e-5 / max(1, len(self.placed))  # of schedules that are as short the one with the fewest sends
+        send = model.variables_where(~sends.held, np.ones(len(sends)), integer=True, cost=tie_break)
+        there = self._buffers(model, sends, send)
+        model.add(there[self._cell(sends.chunk, self._source[sends.path], sends.epoch)] >= send)
+        self._links(model, sends, send)
+        return model, sends, send, self._demand(model, there)
+
+    def _cell(self, chunk: Ints, rank: Ints, epoch: Ints) -> Ints:
+        """Where B[chunk, rank, epoch] is in its block."""
+        return (chunk * self.grid.topology.nranks + rank) * (self.horizon + 1) + epoch
+
+    def _buffers(self, model: Formulation, sends: Sends, send: Block) -> Block:
+        """B: fixed until the first send that may be chosen can arrive, from then on a column wherever it may change."""
+        chunks, nranks = self.grid.demand.chunks, self.grid.topology.nranks
+        shape = (len(chunks), nranks, self.horizon + 1)
+        arrives = sends.epoch + self._arrivals(sends.path, sends.epoch)
+        into = self._cell(sends.chunk, self._target[sends.path], arrives)
+        chosen, held = (kind & (arrives <= self.horizon) for kind in (send.free, sends.held))
+        may_come = (np.bincount(into[chosen], minlength=np.prod(shape)) > 0).reshape(shape)
+        must_come = np.bincount(into[held], minlength=np.prod(shape)).reshape(shape)
+        at_first, relays = np.zeros(shape[:2]), np.ones(shape[:2], bool)
+        for c, chunk in enumerate(chunks):
+            at_first[c, list(chunk.origin)] = 1
+            relays[c, [*chunk.origin, *chunk.want]] = False
+        relays &= self.rules.relay_chunks is not None
+        known = np.minimum(1, at_first[:, :, None] + np.cumsum(must_come, axis=2))
+        open_ = np.logical_or.accumulate(may_come, axis=2)
+        opened_before = np.concatenate((np.zeros((*shape[:2], 1), bool), open_[:, :, :-1]), axis=2)
+        changes = may_come | (opened_before & ((must_come > 0) | relays[:, :, None]))
+        gained = np.where(opened_before, must_come, np.diff(known, axis=2, prepend=at_first[:, :, None]))
+
+        cells = np.arange(np.prod(shape)).reshape(shape)
+        changed = np.maximum.accumulate(np.where(changes, cells, -1), axis=2)
+        now = model.variables_where(changes.ravel(), known.ravel())
+        there = now[np.where(changed < 0, cells, changed).ravel()]
+
+        here = np.flatnonzero(changes)
+        number = np.zeros(np.prod(shape), np.int64)
+        number[here] = np.arange(len(here))
+        arriving = send[chosen].sum(number[into[chosen]], len(here)) + gained.ravel()[here]
+        relay = np.broadcast_to(relays[:, :, None], shape).ravel()[here]
+        removed = model.variables_where(relay, np.zeros(len(here)))
+        model.add(there[here].equals(there[here - 1] + arriving - removed))
+        if self.rules.relay_chunks is not None:
+            at, places = numbered(here[relay] % (nranks * (self.horizon + 1)))  # GPU and epoch
+            model.add(there[here[relay]].sum(at, len(places)) <= self.rules.relay_chunks)
+        return there
+
+    def _links(self, model: Formulation, sends: Sends, send: Block) -> None:
+        shared = [trunk(self.grid.topology, path.links) for path in self.grid.paths]
+        trunks = [path.links[:n] for path, n in zip(self.grid.paths, shared, strict=True)]
+        behind = [path.links[n:] for path, n in zip(self.grid.paths, shared, strict=True)]
+        copied = np.flatnonzero(np.array(shared, np.int64)[sends.path]) if any(shared) else np.zeros(0, np.int64)
+        alike = {links: i for i, links in enumerate(dict.fromkeys(trunks))}
+        which = np.array([alike[links] for links in trunks], np.int64)[sends.path[copied]]
+        copy, first = numbered((sends.chunk[copied] * len(alike) + which) * (self.horizon + 1) + sends.epoch[copied])
+        one = self._copies(model, send[copied], copy, len(first))
+
+        of_sends = self._occupied(behind, sends.path, sends.epoch)
+        of_copies = self._occupied(trunks, sends.path[copied[first]], sends.epoch[copied[first]])
+        user = np.concatenate((of_sends[0], of_copies[0] + len(send)))
+        link, epoch = (np.concatenate(both) for both in zip(of_sends[1:], of_copies[1:], strict=True))
+        window, first = numbered(link * (epoch.max(initial=0) + 1) + epoch)
+        using = send.then(one)[user].sum(window, len(first))
+        model.add(using <= self._capacities(link[first], epoch[first]))
+
+    def _copies(self, model: Formulation, send: Block, copy: Ints, count: int) -> Block:
+        """U: what makes a copy at all. Where one send alone does, it is that send."""
+        makers = np.bincount(copy, minlength=count)
+        made = np.bincount(copy, ~send.free, count) > 0
+        several = (makers > 1) & ~made
+        one = model.variables_where(several, np.ones(count))
+        alone = (makers[copy] == 1) & send.free
+        one.column[copy[alone]] = send.column[alone]
+        by_copy = np.argsort(copy, kind="stable")
+        by_copy = by_copy[several[copy[by_copy]]]
+        model.add(send[by_copy] <= one[copy[by_copy]])
+        return one
+
+    def _occupied(self, links: Sequence[tuple[int, ...]], which: Ints, epoch: Ints) -> tuple[Ints, Ints, Ints]:
+        """Who (its number in `which`) occupies which link in which epoch, if number i goes over `links[which[i]]` from
+        `epoch[i]` on."""
+        lengths = np.array([len(each) for each in links], np.int64)
+        flat = np.array([id for each in links for id in each], np.int64)
+        user, hop = runs(lengths[which])
+        link = flat[(np.cumsum(lengths) - lengths)[which][user] + hop]
+        crossing, later = runs(self._spans(link, epoch[user]))
+        return user[crossing], link[crossing], epoch[user[crossing]] + later
+
+    def _demand(self, model: Formulation, there: Block) -> Block:
+        """late, with a column of zeros for epoch K in front: then nothing may be late."""
+        counted = np.arange(self.counted_from, self.horizon)
+        epochs = np.concatenate(([self.horizon], counted))
+        wanted = [
+            (t, c, v)
+            for t, tenant in enumerate(self.tenants)
+            for c in sorted(tenant.chunks)
+            for v in sorted(set(self.grid.demand.chunks[c].want) - set(self.grid.demand.chunks[c].origin))
+        ]
+        t, c, v = np.array(wanted, np.int64).reshape(-1, 3).T
+        here = there[self._cell(c[:, None], v[:, None], epochs)]
+        surely = np.zeros((len(self.tenants), len(epochs)))
+        np.maximum.at(surely, t, ~here.free & (here.value < 1))
+        may_be = np.broadcast_to(epochs < self.horizon, surely.shape)
+        weight = np.broadcast_to(np.array([[tenant.weight] for tenant in self.tenants]), surely.shape)
+        late = model.variables_where(
+            may_be.ravel(), np.zeros(surely.size), integer=True, cost=weight[may_be], lower=surely[may_be]
+        )
+        late = late[np.arange(surely.size).reshape(surely.shape)]
+        model.add(late[t].ravel() >= 1 - here.ravel())
+        model.add(late[:, 1:-1].ravel() >= late[:, 2:].ravel())
+        return late[:, 1:]
+
+    def _start(self, sends: Sends, send: Block, late: Block) -> tuple[Ints, Floats]:
+        """The columns of F and late, and their values in the schedule that it starts from."""
+        arrived = {(c, self.grid.paths[p].dst_rank): k + self.grid.arrival[p] for c, p, k in self.placed}
+        finish = [
+            max((arrived.get((c, w), 0) for c in tenant.chunks for w in self.grid.demand.chunks[c].want), default=0)
+            for tenant in self.tenants
+        ]
+        if len(finish) == 1:
+            finish = [finish_epoch(self.grid, self.placed)]
+        placed = np.array([key in self.placed for key in sends.where(send.free).triples()], float)
+        unmet = np.arange(self.counted_from, self.horizon) < np.array(finish)[:, None]
+        return np.concatenate((send.column[send.free], late.column.ravel())), np.concatenate((placed, unmet.ravel()))
+
+    # -- the grid, under the rules ---------------------------------------------------------------------
+
+    @cached_property
+    def _source(self) -> Ints:
+        return np.array([path.src_rank for path in self.grid.paths], np.int64)
+
+    @cached_property
+    def _target(self) -> Ints:
+        return np.array([path.dst_rank for path in self.grid.paths], np.int64)
 
     def _span(self, link: int, epoch: int) -> int:
         """Epochs from `epoch` on in which a send that starts then keeps others off the link."""
@@ -130,159 +270,25 @@ class Milp:
         slower = max(self._span(link, epoch) - self.grid.span[link] for link in self.grid.paths[path].links)
         return self.grid.arrival[path] + max(0, slower)
 
-    def _keys(self) -> Iterator[tuple[int, int, int]]:
-        """The sends that may be: all that can matter, or those that are freed and those that are held fast."""
-        everything = range(self.horizon + 1)
-        for chunk in self.grid.demand.chunks:
-            if self.free is None or chunk.id in self.free.chunks:
-                yield from self._useful(chunk, everything)
-            else:
-                yield from self._useful(chunk, self.free.epochs)
-                yield from (key for key in self._placed_of.get(chunk.id, ()) if key[2] not in self.free.epochs)
+    def _capacity(self, link: int, epoch: int) -> int:
+        """Sends that may occupy the link in that epoch."""
+        capacity = self.grid.capacity[link]
+        if capacity > 1 and link in self.rules.shares:
+            return int(capacity * self.rules.share(link, epoch) + 1e-9)
+        return capacity
 
-    @cached_property
-    def _placed_of(self) -> dict[int, list[tuple[int, int, int]]]:
-        placed: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-        for key in self.placed:
-            placed[key[0]].append(key)
-        return placed
+    def _arrivals(self, path: Ints, epoch: Ints) -> Ints:
+        return _each(self._arrival, path, epoch if self.rules.shares else np.zeros_like(epoch))
 
-    def _held_fast(self, key: tuple[int, int, int]) -> bool:
-        return self.free is not None and key[0] not in self.free.chunks and key[2] not in self.free.epochs
+    def _spans(self, link: Ints, epoch: Ints) -> Ints:
+        return _each(self._span, link, epoch if self.rules.shares else np.zeros_like(epoch))
 
-    def _useful(self, chunk: Chunk, epochs: range) -> Iterator[tuple[int, int, int]]:
-        """(chunk, path, epoch) of these epochs that can matter: the chunk can be there, and can still be of use
-        afterwards."""
-        if not epochs:
-            return
-        distance = self.grid.distance
-        reach = [min(distance[o][v] for o in chunk.origin) for v in range(self.grid.topology.nranks)]
-        use = [
-            min((distance[v][w] for w in chunk.want if w not in chunk.origin), default=inf)
-            for v in range(self.grid.topology.nranks)
-        ]
-        holders = self.grid.demand.holders(chunk)
-        for p, path in enumerate(self.grid.paths):
-            if holders is not None and not holders.issuperset((path.src_rank, path.dst_rank)):
-                continue
-            if path.dst_rank in chunk.origin or use[path.dst_rank] == inf or reach[path.src_rank] == inf:
-                continue
-            latest = self.horizon - self.grid.arrival[p] - use[path.dst_rank]
-            for k in range(max(epochs.start, int(reach[path.src_rank])), min(epochs.stop - 1, int(latest)) + 1):
-                yield chunk.id, p, k
-
-    def _build(self) -> tuple[Any, Mapping[tuple[int, int, int], Any]]:
-        model = new_model(self.solver)
-        sends = {key: 1 if self._held_fast(key) else model.add_var(var_type=BINARY) for key in self._keys()}
-        buffers = self._buffers(model, sends)
-        self._links(model, sends)
-        late = self._demand(model, buffers)
-        lateness = xsum(self.tenants[t].weight * some_late for (t, _), some_late in late.items())
-        model.objective = lateness + 1e-5 / max(1, len(self.placed)) * xsum(sends.values())
-        if not self.rules.constrain:
-            self._warm_start(model, sends, late)
-        return model, sends
-
-    def _warm_start(
-        self, model: Any, sends: Mapping[tuple[int, int, int], Any], late: Mapping[tuple[int, int], Any]
-    ) -> None:
-        arrived = {(c, self.grid.paths[p].dst_rank): k + self.grid.arrival[p] for c, p, k in self.placed}
-        finish = [
-            max((arrived.get((c, w), 0) for c in tenant.chunks for w in self.grid.demand.chunks[c].want), default=0)
-            for tenant in self.tenants
-        ]
-        if len(finish) == 1:
-            finish = [finish_epoch(self.grid, self.placed)]
-        decided = [(send, self.placed.get(key, 0)) for key, send in sends.items() if not isinstance(send, int)]
-        model.start = decided + [(variable, int(k < finish[t])) for (t, k), variable in late.items()]
-
-    def _buffers(self, model: Any, sends: Mapping[tuple[int, int, int], Any]) -> dict[tuple[int, int, int], Any]:
-        """B as columns that grow by what arrives, and sends held below them."""
-        arriving: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
-        for (c, p, k), send in sends.items():
-            arriving[c, self.grid.paths[p].dst_rank, k + self._arrival(p, k)].append(send)
-        buffers: dict[tuple[int, int, int], Any] = {}
-        passed_on: dict[tuple[int, int], list[Any]] = defaultdict(list)  # (GPU, epoch) → what it holds for others
-        for chunk in self.grid.demand.chunks:
-            for v in range(self.grid.topology.nranks):
-                before: Any = 1.0 if v in chunk.origin else 0.0
-                relayed = self.rules.relay_chunks is not None and v not in chunk.origin and v not in chunk.want
-                for k in range(self.horizon + 1):
-                    arrivals = arriving.get((chunk.id, v, k), [])
-                    fast = sum(send for send in arrivals if isinstance(send, int))
-                    arrivals = [send for send in arrivals if not isinstance(send, int)]
-                    if isinstance(before, float):
-                        before, fast = min(1.0, before + fast), 0
-                    if fast or arrivals or (relayed and not isinstance(before, float)):
-                        now = model.add_var(var_type=CONTINUOUS, lb=0, ub=1)
-                        removed = model.add_var(lb=0, ub=1) if relayed else 0
-                        model += now == before + xsum(arrivals) + fast - removed
-                        before = now
-                        if relayed:
-                            passed_on[v, k].append(now)
-                    buffers[chunk.id, v, k] = before
-        for held in passed_on.values():
-            model += xsum(held) <= self.rules.relay_chunks
-        for (c, p, k), send in sends.items():
-            at_source = buffers[c, self.grid.paths[p].src_rank, k]
-            if not isinstance(at_source, float):
-                model += at_source >= send
-            elif at_source == 0.0 and not isinstance(send, int):
-                model += send == 0
-        return buffers
-
-    def _links(self, model: Any, sends: Mapping[tuple[int, int, int], Any]) -> None:
-        using: dict[tuple[int, int], list[Any]] = defaultdict(list)  # (link, epoch) → what occupies it
-        copies: dict[tuple[int, tuple[int, ...], int], list[Any]] = defaultdict(list)
-        for (c, p, k), send in sends.items():
-            links = self.grid.paths[p].links
-            shared = trunk(self.grid.topology, links)
-            if shared:
-                copies[c, links[:shared], k].append(send)
-            self._occupy(using, links[shared:], k, send)
-        for (_, links, k), made in copies.items():
-            one = made[0]
-            if any(isinstance(send, int) for send in made):
-                one = 1
-            elif len(made) > 1:
-                one = model.add_var(lb=0, ub=1)
-                for send in made:
-                    model += send <= one
-            self._occupy(using, links, k, one)
-        for (link, k), window in using.items():
-            capacity = self.grid.capacity[link]
-            if capacity > 1 and link in self.rules.shares:
-                capacity = int(capacity * self.rules.share(link, k) + 1e-9)
-            if len(window) > capacity and not all(isinstance(send, int) for send in window):
-                model += xsum(window) <= capacity
-
-    def _occupy(self, using: dict[tuple[int, int], list[Any]], links: tuple[int, ...], epoch: int, send: Any) -> None:
-        for link in links:
-            for k in range(epoch, epoch + self._span(link, epoch)):
-                using[link, k].append(send)
-
-    def _demand(self, model: Any, buffers: Mapping[tuple[int, int, int], Any]) -> dict[tuple[int, int], Any]:
-        epochs = range(self.counted_from, self.horizon)
-        late = {(t, k): model.add_var(var_type=BINARY) for t in range(len(self.tenants)) for k in epochs}
-        for t, tenant in enumerate(self.tenants):
-            for c in sorted(tenant.chunks):
-                chunk = self.grid.demand.chunks[c]
-                for v in set(chunk.want) - set(chunk.origin):
-                    there = [buffers[c, v, k] for k in range(self.horizon + 1)]
-                    if not isinstance(there[-1], float):
-                        model += there[-1] >= 1
-                    for k in epochs:
-                        if not isinstance(there[k], float):
-                            model += late[t, k] >= 1 - there[k]
-                        elif there[k] < 1:
-                            late[t, k].lb = 1
-            for k in epochs[:-1]:
-                model += late[t, k] >= late[t, k + 1]
-        return late
+    def _capacities(self, link: Ints, epoch: Ints) -> Floats:
+        return _each(self._capacity, link, epoch if self.rules.shares else np.zeros_like(epoch)).astype(float)
 
     # -- the answer ------------------------------------------------------------------------------------
 
-    def _read(self, chosen: list[tuple[int, int, int]]) -> Schedule:
+    def _read(self, chosen: list[Key]) -> Schedule:
         """The chosen sends that serve somebody, re-timed in continuous time unless rules bind them to their epochs."""
         needed = {(c.id, v) for c in self.grid.demand.chunks for v in c.want}
         sends = []
@@ -296,6 +302,13 @@ class Milp:
         if not self.rules.constrain:
             return schedule.retimed()
         return replace(schedule, finish_us=max((schedule.arrival_us(send) for send in sends), default=0.0))
+
+
+def _each(figure: Callable[[int, int], int], what: Ints, epoch: Ints) -> Ints:
+    """The figure for every pair of a link or path and an epoch, worked out once for pairs that are alike."""
+    most = int(epoch.max(initial=0)) + 1
+    alike, inverse = np.unique(what * most + epoch, return_inverse=True)
+    return np.array([figure(*divmod(pair, most)) for pair in alike.tolist()], np.int64)[inverse]
 
 
 def _tenants(demand: Demand) -> tuple[Tenant, ...]:

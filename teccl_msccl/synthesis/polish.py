@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..schedule.schedule import Schedule
+from .choices import Free
 from .epochs import EpochGrid, finish_epoch, slow_epoch_us
 from .incumbent import Incumbent
-from .milp import Free, Milp
+from .milp import Milp
 from .settings import Settings
 
 #: Send variables of a piece, seconds for one solve, seconds for all in `auto`, and pieces in a row that bring nothing.

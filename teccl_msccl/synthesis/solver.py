@@ -23,6 +23,7 @@ from typing import Any
 import mip
 
 from ..errors import InputError, unknown
+from .handover import solution
 
 # What python-mip logs of a library that it cannot load is said by our error, in one line.
 logging.getLogger("mip").addHandler(logging.NullHandler())
@@ -88,7 +89,7 @@ def solve(model: Any, solver: str, *, seconds: float, threads: int, seed: int = 
     """
     model.threads = 1 if solver == "cbc" else threads  # CBC's parallel search has been seen to hang past its limit
     model.seed = seed % 2**31
-    nothing = Outcome(solver, "none", model.num_cols, model.num_rows, None, None)
+    nothing = Outcome(solver, "none", model.solver.num_cols(), model.solver.num_rows(), None, None)
     if "fork" not in multiprocessing.get_all_start_methods():
         return _optimized(model, solver, seconds)
     _prepare(solver)
@@ -153,11 +154,11 @@ def _optimized(model: Any, solver: str, seconds: float) -> Outcome:
     return Outcome(
         solver=solver,
         status=word,
-        columns=model.num_cols,
-        rows=model.num_rows,
+        columns=model.solver.num_cols(),
+        rows=model.solver.num_rows(),
         objective=float(model.objective_value) if found else None,
         dual_bound=float(model.objective_bound) if word in ("optimal", "feasible") else None,
-        values=tuple(float(variable.x) for variable in model.vars) if found else (),
+        values=solution(model, solver) if found else (),
     )
 
 
