@@ -22,7 +22,7 @@ def read_bytes(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> bytes
     path = Path(path)
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a directory; name the {what} file in it")
+            raise InputError(f"{path}: is a directory, not {what}; name a file in it")
         if path.stat().st_size > max_bytes:
             raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, too large for {what}")
         return path.read_bytes()
@@ -103,10 +103,38 @@ def require_keys(value: Any, keys: tuple[str, ...], where: str) -> None:
             raise InputError(f"{where}: {key!r} is missing; add it")
 
 
-def require_whole(value: Any, where: str) -> int:
-    """`value`, a whole number of a JSON file. Raises `InputError` with its place if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}: must be a whole number, not {value!r}")
+def require_whole(value: Any, where: str, least: int | None = None, most: int | None = None) -> int:
+    """`value`, a whole number of a JSON file, within the bounds where there are some. Raises `InputError` with its
+    place if it is none."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least) or (most is not None and value > most):
+        bounds = "" if least is None else f" from {least}"
+        bounds += "" if most is None else f" to {most}"
+        raise InputError(f"{where}: must be a whole number{bounds}, not {str(value)[:40]}")
+    return int(value)
+
+
+def require_index(value: Any, length: int, where: str) -> int:
+    """`value`, a position in a list of `length`. Raises `InputError` with its place if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < length:
+        raise InputError(f"{where} {str(value)[:40]} is not among its {length}")
+    return value
+
+
+def require_list(value: Any, where: str) -> list[Any]:
+    """`value`, a list of a JSON file. Raises `InputError` with its place if it is none."""
+    if not isinstance(value, list):
+        raise InputError(f"{where}: must be a list")
+    return value
+
+
+def require_text(value: Any, where: str, choices: tuple[str, ...] = ()) -> str:
+    """`value`, a string of a JSON file, one of `choices` where there are some. Raises `InputError` with its place if
+    it is none."""
+    if not isinstance(value, str):
+        raise InputError(f"{where}: must be a string, not {str(value)[:40]}")
+    if choices and value not in choices:
+        raise InputError(f"{where}: {value[:40]!r}; use {', '.join(choices)}")
     return value
 
 

@@ -2,7 +2,8 @@
 
 A threadblock has two threads that share every data operation's elements and meet at `nop`; the i-th channel of a
 signal or wait belongs to thread i mod 2. What a port channel puts is moved later, in the channel's order. A rank
-begins its next launch, with other data, as soon as its own threads are done with the last one.
+begins its next launch, with other data, as soon as its own threads are done with the last one. Packets are numbers with
+the launch beside each: a thread goes on when its own share of them has this launch's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Machine:
         self.plan, self.inputs, self.check, self.random = plan, inputs, check, Random(seed)
         self.gpus = plan["gpus"]
         self.memory: list[dict[str, np.ndarray]] = [{} for _ in self.gpus]
+        shape = [(2, gpu["scratch_chunks"], ELEMENTS) for gpu in self.gpus]
+        self.packets = [(np.zeros(each, dtype=np.int64), np.full(each, -1)) for each in shape]
         self.launch = [-1] * len(self.gpus)
         self.signals: Counter[tuple[int, str, int]] = Counter()
         self.semaphores = [[s["init_value"] for s in gpu["semaphores"]] for gpu in self.gpus]
@@ -159,11 +162,90 @@ class Machine:
                 share = slice(thread, None, THREADS)
                 total = sum(self._rows(key, source, kind)[:, share] for source in op["src_buff"])
                 self._rows(key, op["dst_buff"][0], kind)[:, share] = total
+            case "ppkt" | "rppkt" | "cpkt" | "upkt" | "repkt" | "respkt" | "recpkt" | "recspkt":
+                if not self._packet_op(key, op, kind, own):
+                    return False
+                if key in self.at and self.at[key] == (position, 1) and part == 0:
+                    return True  # its share is there; others' may not be
             case "gstore" | "glres":
                 self._multicast(key, op, slice(thread, None, THREADS))
             case other:
                 raise AssertionError(other)
         return self._next(key)
+
+    def _packet_op(self, key: tuple[int, int, int], op: dict[str, Any], kind: str, own: list[int]) -> bool:
+        """A thread's share of an operation on packets; False if it waits."""
+        rank, _, thread = key
+        position, part = self.at[key]
+        name, sources, targets, share = op["name"], op["src_buff"], op["dst_buff"], slice(thread, None, THREADS)
+        if kind == "port":
+            if name == "rppkt" and part == 0:
+                if self._flagged(rank, sources[0], share) is None:
+                    return False
+                self.at[key] = (position, 1)
+                return True
+            if name == "rppkt" and self._others_before(key):
+                return False
+            for i, target in enumerate(targets):
+                if i % THREADS == thread:
+                    source = sources[i if name == "ppkt" else 0]
+                    channel = own[op["channel_ids"][i]]
+                    self.ports[rank, channel].append(self._packet_mover(key, source, target))
+            return True
+        if name == "ppkt":
+            for source, target in zip(sources, targets, strict=True):
+                self._flag(key, target, kind, self._rows(key, source, kind)[:, share], share)
+            return True
+        packed = {"rppkt": sources[:1], "upkt": sources[:1], "cpkt": []}.get(name, sources[1:])
+        found = [self._flagged(rank, source, share) for source in packed]
+        if any(rows is None for rows in found):
+            return False
+        plain = [self._rows(key, source, kind)[:, share] for source in sources[:1] if source not in packed]
+        total = sum([*plain, *(rows for rows in found if rows is not None)])
+        if name not in ("rppkt", "cpkt"):
+            self._rows(key, targets[0], kind)[:, share] = total
+            targets = {"upkt": [], "repkt": [], "recpkt": targets[1:2]}.get(name, targets[1:])
+        for target in targets:
+            self._flag(key, target, kind, total, share)
+        return True
+
+    def _half(self, rank: int) -> int:
+        return self.launch[rank] % 2 if self.plan["use_double_scratch_buffer"] else 0
+
+    def _flagged(self, rank: int, part: dict[str, Any], share: slice) -> np.ndarray | None:
+        numbers, flags = (
+            each[self._half(rank), part["index"] : part["index"] + part["size"], share] for each in self.packets[rank]
+        )
+        assert part["type"] == "s" and len(numbers) == part["size"]
+        return numbers if (flags == self.launch[rank]).all() else None
+
+    def _flag(self, key: tuple[int, int, int], part: dict[str, Any], kind: str, rows: np.ndarray, share: slice) -> None:
+        owner = self._owner(key, part, kind)
+        numbers, flags = self.packets[owner]
+        place = (self._half(key[0]), slice(part["index"], part["index"] + part["size"]), share)
+        assert numbers[place].shape == rows.shape
+        numbers[place], flags[place] = rows, self.launch[key[0]]
+
+    def _packet_mover(self, key: tuple[int, int, int], source: Any, target: Any) -> Callable[[], None]:
+        half, rank, owner = self._half(key[0]), key[0], self._owner(key, target, "port")
+
+        def move() -> None:
+            for mine, theirs in zip(self.packets[rank], self.packets[owner], strict=True):
+                theirs[half, target["index"] : target["index"] + target["size"]] = mine[
+                    half, source["index"] : source["index"] + source["size"]
+                ]
+
+        return move
+
+    def _owner(self, key: tuple[int, int, int], part: dict[str, Any], kind: str) -> int:
+        if "buffer_id" not in part:
+            assert part["type"] == "s"
+            return key[0]
+        refs = self.gpus[key[0]]["threadblocks"][key[1]]["remote_buffer_refs"]
+        ids = [i for ref in refs if ref["access_channel_type"] == kind for i in ref["remote_buffer_ids"]]
+        remote = self.gpus[key[0]]["remote_buffers"][ids[part["buffer_id"]]]
+        assert remote["type"] == "s"
+        return remote["rank"]
 
     def _others_before(self, key: tuple[int, int, int]) -> bool:
         rank, tb, thread = key

@@ -47,7 +47,9 @@ def test_a_plan_is_written_proved_and_checked(
     assert "NOT OK for mscclpp" in capsys.readouterr().out.replace("\n", " ")
     assert run("check", "allgather.json", "--target", "rccl") == 2
     assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--mode", "both") == 2
-    assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--protocol", "LL") == 1
+    assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--protocol", "LL128") == 1
+    assert run("lower", "s.json", "-o", "x.json", "--target", "mscclpp", "--protocol", "LL") == 0
+    assert json.loads(Path("x.json").read_text())["protocol"] == "LL" and run("check", "x.json") == 0
     assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK) == 0
     assert run("check", "gather.json") == 0
     assert run("synth", "ring-4", "gather", "--size", "8MB", *QUICK, "--mode", "inplace") == 1

@@ -37,13 +37,13 @@ def pair(alpha_us: float = 0.5, GBps: float = 100.0) -> Topology:
     return Topology.from_json({"name": "pair", "nodes": nodes, "links": links})
 
 
-def plan(ops: list[list[list[dict[str, Any]]]], kind: str = "memory") -> PlanFile:
+def plan(ops: list[list[list[dict[str, Any]]]], kind: str = "memory", remote: str = "o") -> PlanFile:
     """Threadblocks' operations of two ranks that have one channel and 4 chunks."""
     gpus = [
         {
-            "id": rank, "input_chunks": 4, "output_chunks": 4, "scratch_chunks": 0,
+            "id": rank, "input_chunks": 4, "output_chunks": 4, "scratch_chunks": 4,
             "channels": [{"channel_type": kind, "connected_to": [1 - rank]}],
-            "remote_buffers": [{"rank": 1 - rank, "type": "o", "access_channel_types": [kind]}],
+            "remote_buffers": [{"rank": 1 - rank, "type": remote, "access_channel_types": [kind]}],
             "semaphores": [{"init_value": 0}],
             "threadblocks": [
                 {"id": i, "ops": block, "channels": [{"channel_type": kind, "channel_ids": [0]}],
@@ -81,6 +81,36 @@ def test_a_put_and_its_signal(kind: str) -> None:
         assert timing.links[0].busy_us == pytest.approx(10 * count) and timing.links[0].bytes == pytest.approx(
             1e6 * count
         )
+
+
+@pytest.mark.parametrize("kind", ["memory", "port"])
+def test_packets(kind: str) -> None:
+    """1 MB a chunk is 2 MB of packets, 20 µs over 100 GB/s: who unpacks has them α later, without a signal."""
+
+    def packets(name: str, source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+        return op(name, kind, src_buff=[source | {"size": 1}], dst_buff=[target | {"size": 1}])
+
+    first, mine, theirs = {"type": "i", "index": 0}, {"type": "s", "index": 0}, {"buffer_id": 0, "index": 0}
+    sender = [packets("ppkt", first, theirs)]
+    if kind == "port":  # moves what a copy has made packets
+        sender = [packets("cpkt", first, mine), packets("rppkt", mine, theirs)]
+    read = plan([[sender], [[packets("upkt", mine, {"type": "o", "index": 0})]]], kind, "s")
+    timing = simulate_plan(read, pair(), 4e6)
+    assert timing.finish_us == pytest.approx(20.5)
+    assert timing.links[0].bytes == pytest.approx(2e6)
+    assert timing.critical_path[-1].why == "data"
+    with pytest.raises(Refused, match=r"tb 0 op 0 \(upkt\) waits for ever"):
+        simulate_plan(plan([[], [[packets("upkt", mine, first)]]], kind, "s"), pair(), 4e6)
+
+
+def test_packets_pay_where_latency_counts() -> None:
+    topology = load("dgx-a100").topology
+    for size, protocol in ((8e3, "LL"), (1e6, "Simple")):
+        schedule = greedy(Problem(topology, "allgather", size), 1)
+        made = {each: lower_plan(schedule, protocol=each)[1].value for each in ("auto", "Simple", "LL")}
+        assert made["auto"]["protocol"] == protocol
+        times = {each: simulate_plan(plan_file(value, each), topology, size).finish_us for each, value in made.items()}
+        assert times["auto"] == min(times.values())
 
 
 def test_a_port_channel_works_on_its_own() -> None:

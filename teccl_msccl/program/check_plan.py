@@ -3,7 +3,8 @@
 It shares nothing with the exporter. Every operation is executed once, on sets of contributions instead of numbers;
 vector clocks (Fidge, Mattern) say what is ordered with what. Threads of a threadblock meet at a `nop` only: what an
 operation did, and what a wait learned, is known to the operations after the next one. A relaxed signal tells that a
-launch has begun, and orders no data. What a port channel puts is read until it is flushed.
+launch has begun, and orders no data. What a port channel puts is read until it is flushed. Of a pipeline, which does
+the same to part after part, two iterations are executed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _unexamined(plan: PlanFile) -> Iterator[Finding]:
         yield error("size", f"{blocks} threadblocks in all; the checker takes {_MOST_THREADBLOCKS}")
     for rank, gpu in enumerate(plan.gpus):
         for tb, block in enumerate(gpu.threadblocks):
-            for position, op in enumerate(block.ops):
-                if op.name not in KNOWN or op.shared_by_threadblocks:
-                    what = f"{op.name} with tbg_info" if op.shared_by_threadblocks else op.name
-                    yield error("operation", f"the checker does not know {what}", rank, tb, position)
+            for op in block.ops:
+                if not op.turn and (op.name not in KNOWN or op.divided_twice):
+                    what = f"{op.name} with tbg_info in a pipeline" if op.divided_twice else op.name
+                    yield error("operation", f"the checker does not know {what}", rank, tb, op.position)

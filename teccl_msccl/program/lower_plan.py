@@ -10,34 +10,45 @@ from .lower import lower
 from .mscclpp import ExecutionPlan, execution_plan
 from .mscclpp_multicast import multicast_plan
 from .placement import MODES
+from .plan_file import plan_file
 from .program import PROTOCOLS, Program
+from .simulate_plan import simulate_plan
+from .targets import PLAN_PROTOCOLS
 
 #: Channels of a connection, and parts of a chunk, that are tried; None: as many as the program simulator likes best.
 _WIDTHS = (None, 1)
+#: Links that a handshake crosses, at most: through a switch.
+_HANDSHAKE_HOPS = 2
 
 
 def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "auto") -> tuple[Program, ExecutionPlan]:
     """The program and the plan made of it: the fastest in simulation that keeps the plan's limits.
 
-    `mode` is "outofplace" (the default) or "inplace": a plan serves one. Ranks of different hosts are joined by port
-    channels. Where switches multicast, the plan is made of the schedule itself, and the program is that of the same
-    sends as unicasts. Raises `InputError` for an option that a plan cannot have, `Refused` when no plan fits.
+    `mode` is "outofplace" (the default) or "inplace": a plan serves one. `protocol` is Simple, LL (packets), or "auto":
+    the one whose plan is the faster in simulation. Ranks of different hosts are joined by port channels. Where switches
+    multicast, the plan is made of the schedule itself, and the program is that of the same sends as unicasts. Raises
+    `InputError` for an option that a plan cannot have, `Refused` when no plan fits.
     """
     check_plan_names(mode, protocol)
     mode = mode or "outofplace"
     if schedule.multicasts():
+        if protocol == "LL":
+            raise Refused("target mscclpp: switches multicast no packets; use protocol Simple")
         return _unicast(schedule, mode), multicast_plan(schedule, inplace=mode == "inplace")
-    topology = schedule.topology
-    hosts = [topology.node_by_id[gpu].host for gpu in topology.gpus]
-    refusal: Refused | None = None
-    for width in _WIDTHS:
+    if protocol != "auto":
+        return _of_protocol(schedule, mode, protocol)
+    if not _latency_counts(schedule):
+        return _of_protocol(schedule, mode, "Simple")
+    made: list[tuple[Program, ExecutionPlan]] = []
+    refusals: list[Refused] = []
+    for each in PLAN_PROTOCOLS:
         try:
-            program = lower(schedule, mode=mode, protocol="Simple", spread=width, instances=width, fuse=False)
-            return program, execution_plan(program, hosts=hosts)
-        except Refused as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
+            made.append(_of_protocol(schedule, mode, each))
+        except Refused as refusal:
+            refusals.append(refusal)
+    if not made:
+        raise refusals[0]
+    return min(made, key=lambda pair: _finish_us(pair[1], schedule))
 
 
 def check_plan_names(mode: str | None, protocol: str) -> None:
@@ -48,8 +59,34 @@ def check_plan_names(mode: str | None, protocol: str) -> None:
         raise unknown("mode", mode, MODES)
     if protocol not in (*PROTOCOLS, "auto"):
         raise unknown("protocol", protocol, ("auto", *PROTOCOLS))
-    if protocol not in ("auto", "Simple"):
-        raise Refused(f"target mscclpp: {protocol} would need packets; use protocol Simple")
+    if protocol not in ("auto", *PLAN_PROTOCOLS):
+        raise Refused(f"target mscclpp has no {protocol}; use protocol {' or '.join(PLAN_PROTOCOLS)}")
+
+
+def _latency_counts(schedule: Schedule) -> bool:
+    """Whether packets, twice their data, could pay: they save a latency, which a chunk's second half may not cost."""
+    links = schedule.topology.links
+    chunk_us = max(chunk.bytes for chunk in schedule.demand.chunks) / max(link.bandwidth_GBps for link in links) / 1e3
+    return chunk_us <= _HANDSHAKE_HOPS * max(link.alpha_us for link in links)
+
+
+def _of_protocol(schedule: Schedule, mode: str, protocol: str) -> tuple[Program, ExecutionPlan]:
+    topology = schedule.topology
+    hosts = [topology.node_by_id[gpu].host for gpu in topology.gpus]
+    refusal: Refused | None = None
+    for width in _WIDTHS:
+        try:
+            program = lower(schedule, mode=mode, protocol=protocol, spread=width, instances=width, fuse=False)
+            return program, execution_plan(program, hosts=hosts)
+        except Refused as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def _finish_us(plan: ExecutionPlan, schedule: Schedule) -> float:
+    read = plan_file(plan.value, str(plan.value["name"]))
+    return simulate_plan(read, schedule.topology, schedule.demand.size_bytes).finish_us
 
 
 def _unicast(schedule: Schedule, mode: str) -> Program:

@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from ..topology.paths import trunk
-from .mscclpp import ExecutionPlan, threadblock_json
+from .mscclpp import ExecutionPlan
+from .mscclpp_gpu import threadblock_json
 from .mscclpp_order import Span
 from .mscclpp_threadblock import Channel, Operations
 from .placement import Layout

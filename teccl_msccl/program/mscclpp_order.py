@@ -1,7 +1,8 @@
 """Towards MSCCL++: where every transfer lands, what its sender must wait for, and an order in which all of it goes.
 
 An MSCCL++ sender writes straight into the receiver's memory (put), so it must know the place, and that it is free.
-What is received as it is lands where the program wants it; what is to be reduced lands in slots of scratch.
+What is received as it is lands where the program wants it; what is to be reduced lands in slots of scratch. Packets
+(protocol LL) all land in places of scratch of their own, for which no launch waits.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Traffic:
     sends: dict[At, Transfer] = field(default_factory=dict)
     receives: dict[At, Transfer] = field(default_factory=dict)
     scratch: list[int] = field(default_factory=list)
+    #: Where a sender has its packets before a port channel moves them, by its step.
+    staging: dict[At, Span] = field(default_factory=dict)
     #: Places of a rank whose content changes after it could have been sent: (rank, place).
     rewritten: set[tuple[int, tuple[str, int]]] = field(default_factory=set)
 
@@ -100,6 +103,30 @@ def plan_traffic(program: Program, inplace: bool) -> Traffic:
             latest = credit or latest
             transfer = Transfer(connection, position, sender, receiver, landing, credit)
             traffic.sends[sender] = traffic.receives[receiver] = transfer
+    return traffic
+
+
+def packet_traffic(program: Program, hosts: Sequence[int]) -> Traffic:
+    """The same with packets. A flag does not tell two packets of one launch apart, so each has a place of its own; and
+    one at the sender, where a port channel (between `hosts`) takes it from there."""
+    traffic = Traffic(scratch=[-(-gpu.scratch_chunks // 2) for gpu in program.gpus])  # two plain chunks are a packet's
+
+    def place(rank: int, length: int) -> Span:
+        traffic.scratch[rank] += length
+        return Span("s", traffic.scratch[rank] - length, length)
+
+    for connection, (sent, received) in sorted(_connections(program).items()):
+        _require_matched(program, connection, sent, received)
+        for position, (sender, receiver) in enumerate(zip(sent, received, strict=True)):
+            step = _step(program, receiver)
+            if step.type == "rrs":
+                raise Refused(f"{program.name}: protocol LL has no rrs in plans; lower it without fused steps")
+            transfer = Transfer(connection, position, sender, receiver, place(receiver.rank, step.cnt), None)
+            traffic.sends[sender] = traffic.receives[receiver] = transfer
+            if hosts[connection.src] != hosts[connection.dst]:
+                traffic.staging[sender] = place(sender.rank, step.cnt)
+    for rank, gpu in enumerate(program.gpus):
+        traffic.scratch[rank] = max(traffic.scratch[rank], gpu.scratch_chunks)
     return traffic
 
 

@@ -117,14 +117,17 @@ class Operations:
 
     # -- data ----------------------------------------------------------------------------------------------
 
-    def put(self, channel: Channel, source: Span, target: Span, memory: Iterable[Hashable]) -> None:
-        """Write `source` into the peer's `target`; `memory` is what of this rank's memory it reads."""
-        if len(self._held_signals) >= self._per_operation and not self._joins_put(channel, source):
+    def put(
+        self, channel: Channel, source: Span, target: Span, memory: Iterable[Hashable], *, name: str = "put"
+    ) -> None:
+        """Write `source` into the peer's `target`; `memory` is what of this rank's memory it reads. `name` may be that
+        of a put of packets."""
+        if len(self._held_signals) >= self._per_operation and not self._joins_put(name, channel, source):
             self.settle()  # with its nop, before there is data again that others may be moving
         self._before_data(set(memory), set())
-        if not self._joins_put(channel, source):
+        if not self._joins_put(name, channel, source):
             self.ops.append(
-                {"name": "put", "src_buff": [], "dst_buff": [], "channel_ids": [], "channel_type": channel.type}
+                {"name": name, "src_buff": [], "dst_buff": [], "channel_ids": [], "channel_type": channel.type}
             )
         op = self.ops[-1]
         op["src_buff"].append({"type": source.buffer, "index": source.offset, "size": source.length})
@@ -148,11 +151,12 @@ class Operations:
             }
         )
 
-    def _joins_put(self, channel: Channel, source: Span) -> bool:
+    def _joins_put(self, name: str, channel: Channel, source: Span) -> bool:
         """The executor takes the source buffer of a put's first part for all of them."""
         last = self.ops[-1] if self.ops else {}
         return (
-            last.get("name") == "put"
+            name != "rppkt"
+            and last.get("name") == name
             and last["channel_type"] == channel.type
             and len(last["channel_ids"]) < self._per_operation
             and last["src_buff"][0]["type"] == source.buffer
@@ -162,7 +166,7 @@ class Operations:
     def local(
         self, name: str, sources: Sequence[Span], target: Span, read: Iterable[Hashable], written: Iterable[Hashable]
     ) -> None:
-        """A copy, or a reduction of two sources."""
+        """A copy, or a reduction of two sources; of packets, too, which are no memory that others wait for."""
         self.settle()
         self._before_data(set(read), set(written))
         op: dict[str, Any] = {
@@ -170,7 +174,7 @@ class Operations:
             "src_buff": [{"type": span.buffer, "index": span.offset, "size": span.length} for span in sources],
             "dst_buff": [{"type": target.buffer, "index": target.offset, "size": target.length}],
         }
-        if name == "re":
+        if name in ("re", "repkt"):
             op["reduce_op"] = "sum"
         self.ops.append(op)
 

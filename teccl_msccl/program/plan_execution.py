@@ -7,19 +7,22 @@ from collections import Counter, defaultdict, deque
 import numpy as np
 
 from .finding import Finding, error, warning
-from .plan_clock import Block, Clock, Event, Port
-from .plan_file import End, Op, PlanFile, channel_pairs
+from .packet_memory import Packets
+from .plan_clock import Block, Clock, Done, Event, Port
+from .plan_file import End, Op, Part, PlanFile, channel_pairs
 from .plan_memory import Content, Memory
+from .plan_packets import PACKETS, packet_parts
 from .targets import MSCCLPP
 
 _PAIRWISE = frozenset({"put", "pws", "pwsf", "copy", "get"})
 _REDUCING = frozenset({"re", "rre", "res", "rres"})
 _SIGNALS = {"signal": False, "rlxsignal": True}
 _WAITS = {"wait": False, "rlxwait": True}
-#: Operations that are executed here; packets and pipelines are not.
+#: Operations that are executed here.
 KNOWN = (
     _PAIRWISE
     | _REDUCING
+    | PACKETS
     | {*_SIGNALS, *_WAITS, "nop", "barrier", "sem_acquire", "sem_release", "flush", "gstore", "glres"}
 )
 
@@ -43,6 +46,7 @@ class Execution:
             self.of_rank.append(mine)
             self.blocks += mine
         self.memory = Memory(plan, self.of_rank, self.findings.append)
+        self.packets = Packets(plan, self.of_rank, self.findings.append)
         self.peer_end = dict(channel_pairs(plan))
         self.signals: dict[End, deque[tuple[Clock, Clock, bool]]] = defaultdict(deque)
         self.tokens: dict[tuple[int, int], deque[tuple[Clock, Clock]]] = defaultdict(deque)
@@ -68,7 +72,7 @@ class Execution:
             "progress": "failed" if wrong & {"hang", "leftover"} else "proved",
             "data": data if self.finished else "not attempted",
             "races": "failed"
-            if wrong & {"race", "entry", "exit", "port", "ambiguous"}
+            if wrong & {"race", "entry", "exit", "port", "ambiguous", "reuse"}
             else "proved"
             if self.finished
             else "not attempted",
@@ -97,6 +101,7 @@ class Execution:
         self.finished = True
         self._leftovers()
         self.memory.at_rest()
+        self.packets.at_rest()
         self._results()
 
     def _step(self, block: Block) -> bool:
@@ -118,6 +123,8 @@ class Execution:
             return self._barrier(block, op)
         elif op.name == "flush":
             self._flush(block, op)
+        elif op.name in PACKETS:
+            return self._exchange(block, op)
         else:
             self._move(block, op)
         return True
@@ -229,13 +236,60 @@ class Execution:
             for target in op.targets:
                 self.memory.write(block, event, target, k, content)
 
+    def _exchange(self, block: Block, op: Op) -> bool:
+        """An operation on packets, each by itself: what it makes of one waits for that one only."""
+        parts = packet_parts(op)
+        if op.name == "ppkt":
+            for i, (source, target) in enumerate(zip(op.sources, op.targets, strict=False)):
+                self._put_packets(block, op, i, source, target)
+            return True
+        if not all(self.packets.arrived(part) for part in parts.packet_sources):
+            return False
+        event = block.event()
+        for k in range(op.sources[0].size if op.sources else 0):
+            taken = [self.packets.take(block, event, part, k) for part in parts.packet_sources]
+            plain = [self.memory.read(block, event, part, k) for part in parts.plain_sources]
+            content = self._sum(event, [*plain, *(packet.content for packet in taken)])
+            done = self._done(event, parts.plain_sources, k).union(
+                *(packet.done for packet in taken), ((event, self.packets.place(p, k)) for p in parts.packet_sources)
+            )
+            for target in parts.plain_targets:
+                self.memory.write(block, event, target, k, content, done)
+            if op.channel_type != "port":
+                for target in parts.packet_targets:
+                    self.packets.send(block, event, target, k, content, taken, done)
+        if op.channel_type == "port":
+            block.meet()  # before it asks the ports
+            for i, target in enumerate(parts.packet_targets):
+                self._put_packets(block, op, i, op.sources[0], target)
+        return True
+
+    def _put_packets(self, block: Block, op: Op, i: int, source: Part, target: Part) -> None:
+        """Data on its way as packets; or packets as they are, which a port moves by itself."""
+        if op.channel_type != "port":
+            event = block.event()
+            for k in range(target.size):
+                content = self.memory.read(block, event, source, k)
+                self.packets.send(block, event, target, k, content, (), self._done(event, (source,), k))
+            return
+        port = self.ports[block.rank, *op.channels[i]]
+        event = port.event(block)
+        for k in range(target.size):
+            packet = self.packets.move(block, event, source, k)
+            done = frozenset({(event, self.packets.place(source, k))})
+            self.packets.send(block, event, target, k, packet.content if packet else None, (), done)
+        port.told += 1
+
+    def _done(self, event: Event, sources: tuple[Part, ...], k: int) -> frozenset[Done]:
+        return frozenset((event, self.memory.place(part.ranks[0], part.buffer, part.first + k)) for part in sources)
+
     def _sum(self, event: Event, contents: list[Content | None]) -> Content | None:
         total: Counter[tuple[int, int]] = Counter()
         for content in contents:
             total.update(content or ())
         twice = next((contribution for contribution, count in total.items() if count > 1), None)
         if twice is not None:
-            self.report("twice", f"adds rank {twice[0]}'s chunk {twice[1]} twice", event)
+            self.report("twice", f"adds rank {twice[0]}'s chunk {self.plan.chunk(twice[1])} twice", event)
         return frozenset(total) if all(content is not None for content in contents) else None
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -250,9 +304,12 @@ class Execution:
                 text = f"waits for rank {peer} on {kind} channel {position}"
             elif op.name == "sem_acquire":
                 text = f"waits for semaphore {op.semaphores[block.taken]}"
+            elif op.name in PACKETS:
+                part = next(part for part in packet_parts(op).packet_sources if not self.packets.arrived(part))
+                text = f"waits for packets {self.plan.chunk(part.first)} and on"
             elif op.name == "barrier":
                 text = f"waits at barrier {op.barrier} for {op.barrier_threadblocks} threadblocks"
-            self.report("hang", f"{text}, for ever", Event(block.number, 0, block.rank, block.tb, block.at))
+            self.report("hang", f"{text}, for ever", Event(block.number, 0, block.rank, block.tb, block.position))
 
     def _leftovers(self) -> None:
         """What one launch leaves behind, the next one takes for its own."""
@@ -279,9 +336,9 @@ class Execution:
                 content = self.memory.content(rank, "o", k)
                 if due is not None and content != due:
                     lacking, foreign = sorted(due - (content or frozenset())), sorted((content or frozenset()) - due)
-                    text = f"output chunk {k} " + (
-                        f"lacks rank {lacking[0][0]}'s chunk {lacking[0][1]}" if lacking
-                        else f"has rank {foreign[0][0]}'s chunk {foreign[0][1]} in it"
+                    text = f"output chunk {plan.chunk(k)} " + (
+                        f"lacks rank {lacking[0][0]}'s chunk {plan.chunk(lacking[0][1])}" if lacking
+                        else f"has rank {foreign[0][0]}'s chunk {plan.chunk(foreign[0][1])} in it"
                     )  # fmt: skip
                     self.findings.append(error("data", text, rank))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .finding import Finding, error, warning
-from .plan_clock import Block, Event
+from .plan_clock import Block, Done, Event
 from .plan_file import Part, PlanFile
 
 #: Contributions: (rank, chunk of its input).
@@ -20,14 +20,11 @@ _BUFFER_NAMES = {"i": "input", "o": "output", "s": "scratch"}
 
 
 class Place(NamedTuple):
-    """A chunk's worth of a rank's memory."""
+    """A chunk's worth of a rank's memory (or a part's, see `PlanFile.parts`)."""
 
     rank: int
     buffer: str
     chunk: int
-
-    def __str__(self) -> str:
-        return f"{_BUFFER_NAMES[self.buffer]} chunk {self.chunk} of rank {self.rank}"
 
 
 @dataclass
@@ -60,6 +57,9 @@ class Memory:
             return Place(rank, "i", rank * gpu.output_chunks + k if buffer == "o" else k)
         return Place(rank, "o", k)
 
+    def _name(self, place: Place) -> str:
+        return f"{_BUFFER_NAMES[place.buffer]} chunk {self.plan.chunk(place.chunk)} of rank {place.rank}"
+
     def content(self, rank: int, buffer: str, k: int) -> Content | None:
         return self.cells[self.place(rank, buffer, k)].content
 
@@ -69,18 +69,23 @@ class Memory:
         cell = self.cells[place]
         self._ordered(block, event, cell.written, place, "reads", "writes")
         if cell.content is None:
-            self._wrong("empty", f"reads {place}, where nothing has been written", event)
+            self._wrong("empty", f"reads {self._name(place)}, where nothing has been written", event)
         cell.reads.append(event)
         self._entered(block, event, place.rank)
         return cell.content
 
-    def write(self, block: Block, event: Event, part: Part, k: int, content: Content | None) -> None:
-        """Put `content` at the k-th chunk of `part`, of all its ranks."""
+    def write(
+        self, block: Block, event: Event, part: Part, k: int, content: Content | None,
+        done: frozenset[Done] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Put `content` at the k-th chunk of `part`, of all its ranks; `done` are reads that are known to be over."""
         for rank in part.ranks:
             place = self.place(rank, part.buffer, part.first + k)
             cell = self.cells[place]
             self._ordered(block, event, cell.written, place, "writes", "writes")
             for read in cell.reads:
+                if (read, place) in done or (read, place) in block.known_done:
+                    continue
                 self._ordered(block, event, read, place, "writes", "reads")
             self._entered(block, event, rank)
             cell.content, cell.written, cell.reads = content, event, []
@@ -99,24 +104,27 @@ class Memory:
                 if event is None or hard is None or soft is None or (event.rank == place.rank and not event.port):
                     continue
                 if soft[event.clock] < event.tick:
-                    text = f"uses {place}, whose launch may have ended" + (": flush it" if event.port else "")
+                    text = f"uses {self._name(place)}, whose launch may have ended" + (
+                        ": flush it" if event.port else ""
+                    )
                     self._wrong("port" if event.port else "exit", text, event)
                 elif hard[event.clock] < event.tick:
-                    text = f"uses {place}, whose launch is told so by a relaxed signal only"
+                    text = f"uses {self._name(place)}, whose launch is told so by a relaxed signal only"
                     self.report(warning("exit", text, event.rank, event.tb, event.op))
 
     def _ordered(self, block: Block, event: Event, other: Event | None, place: Place, verb: str, others: str) -> None:
         if other is None or block.knows(other) or (other.clock == event.clock and (event.port or other == event)):
             return  # a port does one thing after another
         if other.port:
-            text = (
-                f"{verb} {place}, which a port {others} (gpu {other.rank} tb {other.tb} op {other.op}): flush or wait"
-            )
+            port = f"a port {others} (gpu {other.rank} tb {other.tb} op {other.op})"
+            text = f"{verb} {self._name(place)}, which {port}: flush or wait"
             self._wrong("port", text, event)
         elif other.clock == block.number:
-            self._wrong("race", f"{verb} {place}, which op {other.op} {others}, with no nop between", event)
+            self._wrong("race", f"{verb} {self._name(place)}, which op {other.op} {others}, with no nop between", event)
         else:
-            text = f"{verb} {place}, which gpu {other.rank} tb {other.tb} op {other.op} {others}, in no order"
+            text = (
+                f"{verb} {self._name(place)}, which gpu {other.rank} tb {other.tb} op {other.op} {others}, in no order"
+            )
             self._wrong("race", text, event)
 
     def _entered(self, block: Block, event: Event, rank: int) -> None:

@@ -13,6 +13,7 @@ from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths
 from .plan_execution import KNOWN
 from .plan_file import End, Op, Part, PlanFile, channel_pairs
+from .plan_packets import PACKETS, packet_parts
 from .simulate import CriticalStep, LinkUse, ProgramTiming, ThreadblockUse
 
 
@@ -43,7 +44,8 @@ def simulate_plan(plan: PlanFile, topology: Topology, size_bytes: float) -> Plan
     direct path, cut-through, in the order of the requests; the threadblock is busy until the data has left, and for at
     least bytes / threadblock_GBps, twice that where it copies or reduces. A port channel moves data by itself, one
     transfer after the other. A signal is seen α after it is given, and after what was put before it; α is the links'
-    own, with nothing for fences. There are no slots, credits or iterations. `launch_us` is 0: it is not known.
+    own, with nothing for fences. Packets are twice their data, each there once it has arrived. There are no slots,
+    credits or iterations; a pipeline has two, and `launch_us` is 0: they are not known.
     O(operations · path length). Raises `InputError` for a plan that does not fit the topology or has operations that
     the checker does not know, `Refused` for one that hangs.
     """
@@ -107,6 +109,7 @@ class _Run:
         self.free: dict[int, tuple[float, int]] = defaultdict(lambda: (0.0, -1))  # link → until when, by which step
         self.port_free: dict[End, float] = defaultdict(float)
         self.port_landed: dict[End, float] = defaultdict(float)  # when all that was put there has arrived
+        self.arrived: dict[Hashable, tuple[float, int]] = {}  # packets: when, sent by which step
         self.signals: dict[Hashable, deque[tuple[float, int]]] = defaultdict(deque)  # seen when, given by which step
         self.waiting: dict[Hashable, list[int]] = defaultdict(list)
         self.here: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -136,7 +139,7 @@ class _Run:
     def _step(self, number: int, block: _Block) -> bool:
         """Do the operation that is due; False: it waits, and is asked again once what it waits for is there."""
         op = block.ops[block.at]
-        if op.name not in KNOWN or op.shared_by_threadblocks:
+        if op.name not in KNOWN or op.divided_twice:
             raise InputError(f"{self.plan.name}: rank {block.rank} tb {block.tb}: cannot simulate {op.name}")
         if op.name in ("signal", "rlxsignal"):
             for channel in op.channels:
@@ -154,6 +157,8 @@ class _Run:
         elif op.name == "flush":
             for channel in op.channels:
                 block.delay(self.port_free[block.rank, *channel], "link", block.cause)
+        elif op.name in PACKETS:
+            return self._exchange(number, block, op)
         elif op.name != "nop":
             self._move(block, op)
         return True
@@ -216,11 +221,48 @@ class _Run:
             if op.name.startswith("pws") and end is not None:
                 self._signal(block, end)
 
+    def _exchange(self, number: int, block: _Block, op: Op) -> bool:
+        """An operation on packets, once all that it reads are there."""
+        parts = packet_parts(op)
+        for name in (each for part in parts.packet_sources for each in self._packets(part)):
+            if name not in self.arrived:
+                self.waiting[name].append(number)
+                return False
+            seen, by = self.arrived[name]
+            block.delay(seen, "data", by)
+        reads = (*parts.plain_sources, *parts.packet_sources)
+        pairwise = op.name == "ppkt"
+        moves = list(zip(reads, op.targets, strict=False)) if pairwise else [(None, None)]
+        for i, (source, target) in enumerate(moves):
+            ends = [(block.rank, *channel) for channel in op.channels[i : i + 1 if pairwise else None]]
+            sources, targets = ([source], [target]) if source and target else (reads, op.targets)
+            arrival = self._carry(
+                block, ends[0] if ends else None, sources, targets, combines=op.name != "ppkt", packets=True
+            )
+            for part in (part for part in targets if part in parts.packet_targets):
+                for name in self._packets(part):
+                    self.arrived[name] = (arrival, block.latest)
+                    for other in self.waiting.pop(name, ()):
+                        heappush(self.queue, (max(arrival, self.blocks[other].now), other))
+        return True
+
+    @staticmethod
+    def _packets(part: Part) -> list[Hashable]:
+        return [("packet", part.ranks[0], k) for k in range(part.first, part.first + part.size)]
+
     def _carry(
-        self, block: _Block, end: End | None, sources: Sequence[Part], targets: Sequence[Part], *, combines: bool
-    ) -> None:
-        """One move: from wherever its sources are to this GPU, and on to wherever its targets are."""
-        nbytes = max(part.size for part in (*sources, *targets)) * self.chunk_bytes
+        self,
+        block: _Block,
+        end: End | None,
+        sources: Sequence[Part],
+        targets: Sequence[Part],
+        *,
+        combines: bool,
+        packets: bool = False,
+    ) -> float:
+        """One move: from wherever its sources are to this GPU, and on to wherever its targets are. When it is there."""
+        data = max(part.size for part in (*sources, *targets)) * self.chunk_bytes
+        nbytes = data * (2 if packets else 1)
         ways = [(rank, block.rank) for part in sources for rank in part.ranks if rank != block.rank]
         ways += [(block.rank, rank) for part in targets for rank in part.ranks if rank != block.rank]
         position = self.ordinal.get(end, 0) if end is not None else 0
@@ -245,7 +287,7 @@ class _Run:
             start = self.free[holder][0] - crossed[holder][0]
             if not by_port:
                 block.delay(start, "link", self.free[holder][1])
-        own = nbytes / self.bytes_per_us * (2 if combines else 1)
+        own = data / self.bytes_per_us * (2 if combines else 1)
         step = self._record(block, start, start + max(left, own, 1e-12 if by_port else 0.0))
         for id, (first, last) in crossed.items():
             self.free[id] = (start + last, step)
@@ -254,11 +296,12 @@ class _Run:
         if by_port and end is not None:
             self.port_free[end] = start + left
             self.port_landed[end] = max(self.port_landed[end], start + arrival)
-            return
+            return start + arrival
         block.landed = max(block.landed, start + arrival)
         busy = max(own, arrival if reads else left)
         block.busy += busy
         block.now, block.why, block.cause = start + busy, "order", step
+        return start + max(arrival, own)
 
     def _record(self, block: _Block, start: float, end: float) -> int:
         step = len(self.steps)

@@ -150,6 +150,9 @@ class PlanLimits:
     collectives: Mapping[str, str]
 
 
+#: What a plan's protocol may be.
+PLAN_PROTOCOLS = ("Simple", "LL")
+
 MSCCLPP = PlanLimits(
     max_threadblocks=FEWEST_SMS,
     max_operations=64,

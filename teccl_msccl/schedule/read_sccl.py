@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..files import require_keys
+from ..files import require_keys, require_list, require_whole
 from .foreign import MOST_SENDS, ForeignSchedule, Hop, Pattern
 
 #: TACCL's unit of time.
@@ -36,7 +36,7 @@ def read_sccl(value: Mapping[str, Any], where: str) -> ForeignSchedule:
     require_keys(value, ("collective", "steps", "topology"), where)
     collective, topology = value["collective"], value["topology"]
     require_keys(collective, ("nodes", "chunks"), f"{where}: collective")
-    nranks = _whole(collective["nodes"], f"{where}: collective: nodes", 1, _MOST_RANKS)
+    nranks = require_whole(collective["nodes"], f"{where}: collective: nodes", 1, _MOST_RANKS)
     chunks, contributors = _chunks(collective["chunks"], nranks, f"{where}: collective")
     hops = tuple(_hops(value["steps"], chunks, contributors, nranks, where))
     taccl = isinstance(topology, dict) and "node_invbws" in topology
@@ -53,12 +53,14 @@ def _chunks(
     origin: dict[int, set[int]] = defaultdict(set)
     want: dict[int, set[int]] = {}
     count: dict[int, int] = defaultdict(int)
-    for i, chunk in enumerate(_listed(value, f"{where}: chunks")):
+    for i, chunk in enumerate(require_list(value, f"{where}: chunks")):
         at = f"{where}: chunks[{i}]"
         require_keys(chunk, ("pre", "post", "addr"), at)
-        address = _whole(chunk["addr"], f"{at}: addr", 0, MOST_SENDS)
-        pre, post = ({_whole(rank, f"{at}: {key}", 0, nranks - 1) for rank in _listed(chunk[key], f"{at}: {key}")}
-                     for key in ("pre", "post"))  # fmt: skip
+        address = require_whole(chunk["addr"], f"{at}: addr", 0, MOST_SENDS)
+        pre, post = (
+            {require_whole(rank, f"{at}: {key}", 0, nranks - 1) for rank in require_list(chunk[key], f"{at}: {key}")}
+            for key in ("pre", "post")
+        )
         if want.setdefault(address, post) != post or len(pre) != 1:
             raise InputError(f"{at}: needs one rank in pre, and the post of the others at address {address}")
         origin[address] |= pre
@@ -80,10 +82,10 @@ def _hops(
 ) -> Iterator[Hop]:
     """Every send, reducing what is not whole yet. Sends of a step read what was there before it."""
     total = 0
-    for s, step in enumerate(_listed(steps, f"{where}: steps")):
+    for s, step in enumerate(require_list(steps, f"{where}: steps")):
         require_keys(step, ("sends",), f"{where}: steps[{s}]")
         before = dict(held)
-        sends = _listed(step["sends"], f"{where}: steps[{s}]: sends")
+        sends = require_list(step["sends"], f"{where}: steps[{s}]: sends")
         total += len(sends)
         if total > MOST_SENDS:
             raise InputError(f"{where}: {total} sends are too many; {MOST_SENDS} is the most")
@@ -91,8 +93,8 @@ def _hops(
             at = f"{where}: steps[{s}]: sends[{i}]"
             if not isinstance(send, list) or len(send) < 3:
                 raise InputError(f"{at}: must be [address, source, destination, …]")
-            address = _whole(send[0], f"{at}: address", 0, MOST_SENDS)
-            src, dst = (_whole(rank, f"{at}: rank", 0, nranks - 1) for rank in send[1:3])
+            address = require_whole(send[0], f"{at}: address", 0, MOST_SENDS)
+            src, dst = (require_whole(rank, f"{at}: rank", 0, nranks - 1) for rank in send[1:3])
             if address not in chunks:
                 raise InputError(f"{at}: no chunk has address {address}")
             pattern, position = chunks[address]
@@ -119,8 +121,8 @@ def _taccl_rates(value: Mapping[str, Any], hops: tuple[Hop, ...], where: str) ->
     """The machine of one node, copied; what joins the copies is told by the sends between them."""
     at = f"{where}: topology"
     require_keys(value, ("copies", "ngpus_per_node", "node_invbws"), at)
-    copies = _whole(value["copies"], f"{at}: copies", 1, _MOST_RANKS)
-    per_node = _whole(value["ngpus_per_node"], f"{at}: ngpus_per_node", 1, _MOST_RANKS)
+    copies = require_whole(value["copies"], f"{at}: copies", 1, _MOST_RANKS)
+    per_node = require_whole(value["ngpus_per_node"], f"{at}: ngpus_per_node", 1, _MOST_RANKS)
     inverse = _square(value["node_invbws"], per_node, f"{at}: node_invbws")
     rates = {
         (str(copy * per_node + src), str(copy * per_node + dst)): 1 / time
@@ -139,22 +141,10 @@ def _taccl_rates(value: Mapping[str, Any], hops: tuple[Hop, ...], where: str) ->
 
 
 def _square(value: Any, side: int, where: str) -> list[list[float]]:
-    rows = _listed(value, where)
+    rows = require_list(value, where)
     if len(rows) != side or any(not isinstance(row, list) or len(row) != side for row in rows):
         raise InputError(f"{where}: must be {side} rows of {side} numbers")
     return [[_number(entry, where) for entry in row] for row in rows]
-
-
-def _listed(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{where}: must be a list")
-    return value
-
-
-def _whole(value: Any, where: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{where}: must be a whole number from {least} to {most}, not {str(value)[:40]}")
-    return value
 
 
 def _number(value: Any, where: str) -> float:
