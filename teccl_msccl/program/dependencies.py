@@ -6,8 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from .actions import Action
 from .placement import Layout, Place
+
+#: For every threadblock of a rank the last of its actions that is over, by its place in the rank's order.
+Clock = npt.NDArray[np.int64]
 
 
 def order_hazards(actions: Sequence[Action], layout: Layout, modes: frozenset[str]) -> None:
@@ -58,27 +64,27 @@ def necessary_waits(
     through another rank does not count: no runtime promises it. O(actions · threadblocks).
     """
     moment = {action: i for i, action in enumerate(actions)}
-    over: dict[Action, dict[Hashable, int]] = {}  # action → what is over when it is: each threadblock's last moment
-    clocks: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
+    row = {block: i for i, block in enumerate(dict.fromkeys(map(threadblock_of.__getitem__, actions)))}
+    # What is over, as each threadblock's last moment: when an action is, and for a threadblock's next one.
+    over: dict[Action, Clock] = {}
+    clocks: list[Clock] = [np.full(len(row), -1) for _ in row]
     after: dict[Action, Collection[Action]] = {action: action.after for action in actions}
     after.update((action, {*action.after, *more}) for action, more in paced.items())
     awaited = {earlier for before in after.values() for earlier in before}
     waits: dict[Action, Sequence[Action]] = {}
-    for action in actions:
-        clock = clocks[threadblock_of[action]]
+    for now, action in enumerate(actions):
+        mine = row[threadblock_of[action]]
+        clock = clocks[mine]
         needed = []
         before = after[action]
         if len(before) > 1:  # the latest covers most
             before = sorted(before, key=moment.__getitem__, reverse=True)
         for earlier in before:
-            if clock.get(threadblock_of[earlier], -1) >= moment[earlier]:
-                continue
-            needed.append(earlier)
-            for threadblock, last in over[earlier].items():
-                if clock.get(threadblock, -1) < last:
-                    clock[threadblock] = last
-        clock[threadblock_of[action]] = moment[action]
+            if clock[row[threadblock_of[earlier]]] < moment[earlier]:
+                needed.append(earlier)
+                np.maximum(clock, over[earlier], out=clock)
+        clock[mine] = now
         if action in awaited:
-            over[action] = dict(clock)
+            over[action] = clock.copy()
         waits[action] = needed
     return waits

@@ -70,9 +70,13 @@ class Fitter:
             widths.update((connection, least) for connection, least in fewest.items() if self._across(connection))
         refusal: Refused | None = None
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
+        forced: dict[Connection, int] = {}  # the channels that steps ask for, whatever is wanted
         for narrow, crew in self._attempts(widths):
+            least = {connection: max(width, forced.get(connection, 1)) for connection, width in narrow.items()}
+            if crowded and most_threadblocks(least, crew.paired) + self.locals > FEWEST_SMS:
+                continue
             try:
-                fitted = self._build(narrow, crew, pace, fused and not crew.paired)
+                fitted = self._build(narrow, crew, pace, fused and not crew.paired, forced)
             except Refused as error:
                 refusal = error
                 continue
@@ -99,9 +103,11 @@ class Fitter:
         then = [a for a, need in zip(attempts, needs, strict=True) if most < need <= self.target.max_threadblocks]
         yield from first or then or attempts[-1:]
 
-    def _build(self, wanted: Mapping[Connection, int], crew: Crew, pace: str, fused: bool) -> Fitted:
-        """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it.
-        Raises `Refused` when the target does not take them."""
+    def _build(
+        self, wanted: Mapping[Connection, int], crew: Crew, pace: str, fused: bool, forced: dict[Connection, int]
+    ) -> Fitted:
+        """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it:
+        that is written down in `forced`. Raises `Refused` when the target does not take them."""
         waits_of = self.waits(pace)
         widths = dict(wanted)
         while True:
@@ -116,7 +122,7 @@ class Fitter:
             for connection, steps in (item for connections in crowded for item in connections.items()):
                 # Waits move with the steps, so how many channels suffice shows only when they are there.
                 fewest = ceil(len(channels.of[connection]) * steps / self.target.max_steps)
-                widths[connection] = max(widths[connection], fewest)
+                widths[connection] = forced[connection] = max(widths[connection], fewest)
         gpus = tuple(
             Gpu(*self.layout.sizes(rank), plan.scratch_chunks, built[rank].threadblocks)
             for rank, plan in enumerate(self.plans)

@@ -31,20 +31,37 @@ def replicated(schedule: Schedule, instances: int) -> Schedule:
     return replace(schedule, demand=_cut(schedule.demand, instances), sends=tuple(sends))
 
 
-def unrolled(schedule: Schedule, rounds: int) -> Schedule:
+def unrolled(schedule: Schedule, rounds: int, staggered: bool = False) -> Schedule:
     """`schedule` `rounds` times in a row, each time with another part of every chunk.
 
     That is what a runtime does with chunks that are larger than a slot, but it loops over the program, and
     threadblocks run ahead of one another from one iteration to the next; within a program they can wait.
+
+    `staggered`: every hop of a chunk comes a round later than the hop before it. So links have other rounds to serve
+    while one is late, at the price of as many rounds in which not all links are busy as chunks have hops.
     """
     if rounds == 1:
         return schedule
+    round_us = schedule.finish_us / rounds
+    late = _hops_before(schedule) if staggered else [0] * len(schedule.sends)
     sends = tuple(
-        send._replace(chunk=send.chunk * rounds + part, start_us=(part * schedule.finish_us + send.start_us) / rounds)
+        send._replace(chunk=send.chunk * rounds + part, start_us=(part + hops) * round_us + send.start_us / rounds)
         for part in range(rounds)
-        for send in schedule.sends
+        for send, hops in zip(schedule.sends, late, strict=True)
     )
     return replace(schedule, demand=_cut(schedule.demand, rounds), sends=sends)
+
+
+def _hops_before(schedule: Schedule) -> list[int]:
+    """For each send the most hops that its chunk, or a part of the sum, has made before it."""
+    made: dict[tuple[int, int], int] = {}  # chunk, rank → the most hops that it came by
+    hops = [0] * len(schedule.sends)
+    for i in sorted(range(len(hops)), key=lambda i: schedule.sends[i].start_us):
+        send = schedule.sends[i]
+        source, target = schedule.ends(send)
+        hops[i] = made.get((send.chunk, source), 0)
+        made[send.chunk, target] = max(made.get((send.chunk, target), 0), hops[i] + 1)
+    return hops
 
 
 def _cut(demand: Demand, parts: int) -> Demand:

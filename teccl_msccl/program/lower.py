@@ -68,14 +68,17 @@ def lower(
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
 
     @cache
-    def lowering(rounds: int, parts: int, merged: bool) -> Lowering:
-        return Lowering(replicated(unrolled(schedule, rounds), parts), limits, modes, name, merged)
+    def lowering(rounds: int, staggered: bool, parts: int, merged: bool) -> Lowering:
+        return Lowering(replicated(unrolled(schedule, rounds, staggered), parts), limits, modes, name, merged)
+
+    def build(choice: Choice) -> Program:
+        return lowering(choice.rounds, choice.staggered, choice.instances, choice.merged).program(choice)
 
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    paces = PACES if shared_links(schedule) else PACES[:1]
-    tuning = Tuning(schedule, lambda choice: lowering(choice.rounds, choice.instances, choice.merged).program(choice))
+    paces = PACES if shared_links(schedule) else [pace for pace in PACES if pace != "links"]
+    tuning = Tuning(schedule, build)
     try:
         return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
     except Refused as refusal:

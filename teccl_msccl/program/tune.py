@@ -19,25 +19,30 @@ MOST_PARTS = 16
 MOST_ROUNDS = 64
 #: How sends wait for their turn where threadblocks are slower than links, and arrivals come late.
 SLOW_PACES = ("none", "links")
+#: What is best as a rule comes first, where not all of it can be tried.
+LIKELY = ("links", "none", "arrivals", "moments")
+#: How long it takes to lower a send that waits for its turn, with one that does not as the unit.
+EFFORT = {"none": 1, "links": 2, "arrivals": 3, "moments": 3}
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
 #: Times that differ by less are equal.
 SAME = 1e-9
-#: Sends in all the programs that are tried for one schedule: a few seconds' worth.
-MOST_SENDS_TO_TRY = 40_000
+#: Sends in all the programs that are tried for one schedule, by their effort: a few seconds' worth.
+MOST_SENDS_TO_TRY = 60_000
 
 
 @dataclass(frozen=True)
 class Choice:
     """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
-    side, or in rounds one after the other, the multiple of the channels that keep the pace, and whether neighbouring
-    chunks that go together are one step, what is passed on is received and sent in one, and connections across hosts
-    have no more channels than they must."""
+    side, or in rounds one after the other, maybe staggered, the multiple of the channels that keep the pace, and
+    whether neighbouring chunks that go together are one step, what is passed on is received and sent in one, and
+    connections across hosts have no more channels than they must."""
 
     protocol: str
     pace: str = "none"
     instances: int = 1
     rounds: int = 1
+    staggered: bool = False
     spread: int = 1
     merged: bool = False
     fused: bool = False
@@ -71,14 +76,17 @@ class Tuning:
         are slower than links, instances and channels that are not given, together and by themselves; the protocol; and
         whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when nothing fits."""
         usable = self._usable(protocols)
+        paces = self._first_things_first(paces)
         first = [
-            Choice(each, instances=instances or 1, spread=spread or 1, merged=m)
+            Choice(each, pace, instances=instances or 1, spread=spread or 1, merged=m)
+            for pace in dict.fromkeys((paces[0], "none"))
             for m in (False, True)
             for each in usable
         ]
         self._best = next((tried for tried in map(self._try, first) if tried is not None), None)
-        self._offer(replace(self.best.choice, pace=pace) for pace in paces[1:])
-        self._unroll(paces)
+        whole = self.best.choice
+        self._unroll(paces, spread is None)
+        self._offer(replace(whole, pace=pace) for pace in paces)
         slow = bool(self.schedule.topology.threadblock_GBps)  # threadblocks, where links may be faster
         turns = [pace for pace in paces if slow and pace in SLOW_PACES]
         self._multiply(slow and instances is None, spread is None, turns)
@@ -112,18 +120,38 @@ class Tuning:
             raise self._refusal
         return self._best
 
-    def _unroll(self, paces: Sequence[str]) -> None:
+    def _first_things_first(self, paces: Sequence[str]) -> Sequence[str]:
+        """The order in which to try them: none at first, being the simplest, unless there is time for few only."""
+        costs = sum(self._cost(Choice("Simple", pace)) for pace in paces)
+        return paces if costs <= MOST_SENDS_TO_TRY else sorted(paces, key=LIKELY.index)
+
+    def _unroll(self, paces: Sequence[str], spread: bool) -> None:
         """Where a chunk fills several slots, and the runtime would loop over the program, as many rounds: the loops
-        know nothing of turns. Half as many where that does not fit, and so on."""
-        choice = self.best.choice
-        chunk_bytes = self._chunk_bytes / choice.instances
-        rounds = min(
-            slicing(chunk_bytes, PROTOCOL[choice.protocol]).iterations, self._most_rounds() // choice.instances
-        )
+        know nothing of turns. Half as many where that does not fit, and so on. What waits for turns as a whole does so
+        in rounds, else they are staggered, on twice the channels if they may (`spread`): one that is late then holds
+        up but every other."""
+        whole = self.best.choice
+        slots = slicing(self._chunk_bytes / whole.instances, PROTOCOL[whole.protocol]).iterations
+        rounds = min(slots, self._most_rounds() // whole.instances)
         while rounds > 1 and not self._good_enough:
-            if self._offer([replace(choice, rounds=rounds, pace=pace) for pace in _likely(paces)]):
+            turns = [replace(whole, rounds=rounds, pace=pace) for pace in sorted(paces, key=LIKELY.index)]
+            staggered = replace(whole, rounds=rounds, pace="none", staggered=True, spread=whole.spread * (1 + spread))
+            fits = whole.pace != "none" and self._offer(turns[:1])
+            fits = self._stagger(staggered) or fits
+            if self._offer(turns) or fits:
                 break
             rounds = -(-rounds // 2)
+
+    def _stagger(self, choice: Choice) -> bool:
+        """Staggered rounds, and for as long as that pays twice as many, in which hops are less late. Whether any
+        fit."""
+        before, fits = None, self._offer([choice])
+        while self.best.choice.staggered and self.best is not before and not self._good_enough:
+            before = self.best
+            finer = replace(before.choice, rounds=2 * before.choice.rounds)
+            if finer.rounds * finer.instances <= self._most_rounds():
+                self._offer([finer])
+        return fits
 
     def _most_rounds(self) -> int:
         """As many parts as leave the busiest rank room in a file for its sends and receives, each with its wait."""
@@ -210,7 +238,7 @@ class Tuning:
         return simulate(program, self.schedule.topology, self.schedule.demand.size_bytes, neutral=neutral)
 
     def _cost(self, choice: Choice) -> int:
-        return len(self.schedule.sends) * choice.instances * choice.rounds
+        return len(self.schedule.sends) * choice.instances * choice.rounds * EFFORT[choice.pace]
 
     @property
     def _good_enough(self) -> bool:
@@ -220,8 +248,3 @@ class Tuning:
 
 def _steps(program: Program) -> int:
     return sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
-
-
-def _likely(paces: Sequence[str]) -> Sequence[str]:
-    """What is best as a rule comes first."""
-    return sorted(paces, key=("arrivals", "links", "moments", "none").index)
