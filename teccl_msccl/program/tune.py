@@ -143,14 +143,16 @@ class Tuning:
             rounds = -(-rounds // 2)
 
     def _stagger(self, choice: Choice) -> bool:
-        """Staggered rounds, and for as long as that pays twice as many, in which hops are less late. Whether any
-        fit."""
+        """Staggered rounds, and for as long as that pays twice as many, in which hops are less late; also with the
+        protocol's latency, which every round has. Whether any fit."""
         before, fits = None, self._offer([choice])
         while self.best.choice.staggered and self.best is not before and not self._good_enough:
             before = self.best
             finer = replace(before.choice, rounds=2 * before.choice.rounds)
             if finer.rounds * finer.instances <= self._most_rounds():
                 self._offer([finer])
+            if self._from_call_us(self.best) > self._from_call_us(before):
+                self._best = before
         return fits
 
     def _most_rounds(self) -> int:
