@@ -16,6 +16,7 @@ from teccl_msccl.cli import main
 from teccl_msccl.errors import InputError
 from teccl_msccl.program import xml
 from teccl_msccl.program.actions import plan_actions
+from teccl_msccl.program.check import check
 from teccl_msccl.program.instances import replicated, unrolled
 from teccl_msccl.program.lower import Lowering, lower
 from teccl_msccl.program.pacing import PACES, paced
@@ -116,11 +117,12 @@ def test_instances_are_the_same_schedule_in_parts(name: str, instances: int) -> 
         assert chunk.bytes * instances == pytest.approx(whole.bytes)
 
 
+@pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("rounds", [2, 3])
 @pytest.mark.parametrize("name", HAND_MADE)
-def test_rounds_are_the_same_schedule_over_and_over(name: str, rounds: int) -> None:
+def test_rounds_are_the_same_schedule_over_and_over(name: str, rounds: int, staggered: bool) -> None:
     schedule = HAND_MADE[name]()
-    again = unrolled(schedule, rounds)
+    again = unrolled(schedule, rounds, staggered)
     played(again).validate()
     assert again.demand == replicated(schedule, rounds).demand
     for part in range(rounds):
@@ -128,6 +130,41 @@ def test_rounds_are_the_same_schedule_over_and_over(name: str, rounds: int) -> N
         assert [(send.chunk // rounds, send.path, send.reduce) for send in sends] == [
             (send.chunk, send.path, send.reduce) for send in schedule.sends
         ]
+
+
+def test_staggered_hops_are_a_round_apart() -> None:
+    """A chunk goes down a line of four: its third hop has its turn together with the first of two rounds later."""
+    topology = load("line-4").topology
+    broadcast = greedy(Problem(topology, "broadcast", 1e6))
+    hops = sorted(broadcast.sends, key=lambda send: send.start_us)
+    assert [broadcast.ends(send) for send in hops] == [(0, 1), (1, 2), (2, 3)]
+    again = unrolled(broadcast, 4, staggered=True)
+    late = {(send.chunk, send.path): send.start_us for send in again.sends}
+    for hop, send in enumerate(hops):
+        for part in range(4):
+            turn_us = (part + hop) * broadcast.finish_us / 4
+            assert late[part, send.path] == pytest.approx(turn_us + send.start_us / 4)
+
+
+def test_staggered_rounds_leave_links_less_idle() -> None:
+    """Sums over three switched hops, in as many rounds."""
+    schedule = greedy(Problem(load("dgx-a100x2").topology, "reduce_scatter", 6.4e8))
+
+    def slowdown_in_rounds(staggered: bool) -> float:
+        parts = unrolled(schedule, 4, staggered)
+        program = Lowering(parts, TARGETS["executor"], frozenset(MODES), "rounds").program(Choice("Simple"))
+        assert check(program).ok
+        return slowdown(program, schedule)
+
+    assert slowdown_in_rounds(True) < 0.75 * slowdown_in_rounds(False)
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_staggered_rounds_are_right(collective: str, pace: str) -> None:
+    parts = unrolled(through_a_switch(collective), 2, staggered=True)
+    program = Lowering(parts, TARGETS["executor"], frozenset(MODES), "rounds").program(Choice("Simple", pace, spread=2))
+    require_right(program, parts, slots=(1,))
 
 
 def test_instances_as_told() -> None:
