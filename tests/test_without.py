@@ -74,7 +74,7 @@ def test_only_some_gpus_in_the_order_asked():
     ("name", "parts", "said"),
     [
         ("dgx1", ["link:0-7"], "no link between GPU 0 and GPU 7; GPU 0 has links to GPU 1, GPU 2"),
-        ("dgx1", ["link:3"], "no such two ends; write link:3-5"),
+        ("dgx1", ["link:3"], "no such two ends; write 3-5"),
         ("dgx1", ["gpu:9"], "none such; it has GPU 0, GPU 1"),
         ("ring-4", ["nic:0"], "it has no nic"),
         ("dgx1", ["cable:3"], "write link:3-5"),

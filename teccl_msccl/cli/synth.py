@@ -32,6 +32,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
     from ..synthesis.portfolio import Synthesis
+    from ..synthesis.rules import Rules
     from .programs import Part
 
 
@@ -75,6 +76,18 @@ def synth(
         Path | None,
         typer.Option("--start", help="A schedule or MSCCL XML to improve on or repair."),
     ] = None,
+    relay_chunks: Annotated[
+        int | None,
+        typer.Option("--relay-chunks", min=0, help="With --method milp: chunks a GPU may hold only to pass them on."),
+    ] = None,
+    shares: Annotated[
+        Path | None,
+        typer.Option(
+            "--shares",
+            help="With --method milp: a CSV of links that others use too; a line 0-1,250,0.5 leaves half the bandwidth "
+            "between GPUs 0 and 1 from 250 µs on (0>1: one direction).",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed tries other ties.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Threads.")] = 2,
     target: TargetOption = "executor",
@@ -87,7 +100,9 @@ def synth(
     from ..schedule.read import read_start
     from ..synthesis.ask import ask
     from ..synthesis.portfolio import run
+    from ..synthesis.rules import Rules
     from ..synthesis.settings import Settings
+    from ..synthesis.shares import read_shares
     from ..topology.catalog import load
     from ..topology.without import without as degraded
     from .programs import programs_of, untold
@@ -99,6 +114,7 @@ def synth(
     detected = load(topology, hosts=hosts, network=network)
     left = degraded(detected.topology, without or [])
     problem = ask(left.topology, collective, size, root=root, groups=group or [], matrix=matrix, demand=demand)
+    rules = Rules(relay_chunks, {} if shares is None else read_shares(shares, problem.topology))
     file = file or Path(f"{problem.collective}.{'json' if target == 'mscclpp' else 'xml'}")
     if untold(problem.collective):
         schedule_file = schedule_file or Path(f"{problem.collective}.json")
@@ -109,7 +125,7 @@ def synth(
     with SynthesisProgress() as progress:
         synthesis = run(
             problem,
-            Settings(nchunks=chunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs),
+            Settings(nchunks=chunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs, rules=rules),
             method=method,
             time_limit=time_limit,
             start=None if start is None else read_start(start, problem.topology, problem.size_bytes),
@@ -133,16 +149,16 @@ def synth(
         else:
             elsewhere = "" if schedule_file else ": ask for it with --schedule"
             output.warn(f"{program.why_not}; only the schedule is there{elsewhere}")
-    text = "\n".join(_report(synthesis, programs, schedule_file)) + "\n"
+    text = "\n".join(_report(synthesis, programs, schedule_file, rules)) + "\n"
     if report_file is not None:
         write_text(report_file, text)
     output.answer(
-        _json(synthesis, programs, schedule_file),
+        _json(synthesis, programs, schedule_file, rules),
         lambda: output.stdout.print(text, end="", soft_wrap=True, markup=False),
     )
 
 
-def _json(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None) -> dict[str, Any]:
+def _json(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None, rules: Rules) -> dict[str, Any]:
     schedule = synthesis.schedule
     first, *others = (program.to_json() for program in programs)
     return {
@@ -162,6 +178,7 @@ def _json(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | 
         "groups": _groups_json(schedule),
         "sends": len(schedule.sends),
         "bounds": {bound.term: bound.bound_us for bound in synthesis.bounds},
+        "rules": _rules_json(rules),
         "milp": [_milp_json(report) for report in synthesis.milp],
         "interrupted": synthesis.interrupted,
         "schedule": None if schedule_file is None else str(schedule_file),
@@ -175,6 +192,15 @@ def _groups_json(schedule: Schedule) -> list[dict[str, Any]]:
         {"ranks": list(group.ranks), "weight": group.weight, "finish_us": group_finish_us(schedule, number)}
         for number, group in enumerate(schedule.demand.groups)
     ]
+
+
+def _rules_json(rules: Rules) -> dict[str, Any] | None:
+    if not rules.constrain:
+        return None
+    return {
+        "relay_chunks": rules.relay_chunks,
+        "shares": {str(link): [list(step) for step in steps] for link, steps in rules.shares.items()},
+    }
 
 
 def _milp_json(report: Any) -> dict[str, Any]:
@@ -194,7 +220,7 @@ def _milp_json(report: Any) -> dict[str, Any]:
     }
 
 
-def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None) -> list[str]:
+def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path | None, rules: Rules) -> list[str]:
     from ..collective.size import format_size
 
     schedule = synthesis.schedule
@@ -209,6 +235,10 @@ def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path 
         f"found by    {synthesis.method} in {synthesis.seconds:.1f} s, {_peak_rss_mb():.0f} MB"
         + _choice(synthesis, programs),
     ]
+    if rules.constrain:
+        lines.append(
+            f"under       {_rules_text(rules)}; the program keeps the schedule's ways and order, not its times"
+        )
     for report in synthesis.milp:
         after = "nothing better" if report.finish_us is None else f"{report.finish_us:.3f} µs"
         epochs = f"{report.epochs or 'none found'}, at least {report.epochs_bound}"
@@ -222,6 +252,11 @@ def _report(synthesis: Synthesis, programs: Sequence[Part], schedule_file: Path 
         lines.append(f"group {number}     ranks {ranks}: {group['finish_us']:.3f} µs")
     lines += [line for program in programs for line in program.lines()]
     return [*lines, *([f"written     {schedule_file} (the schedule)"] if schedule_file else [])]
+
+
+def _rules_text(rules: Rules) -> str:
+    room = [] if rules.relay_chunks is None else [f"{rules.relay_chunks} chunk(s) at most on a relay"]
+    return ", ".join(room + ([f"shares of {len(rules.shares)} link(s)"] if rules.shares else []))
 
 
 def _choice(synthesis: Synthesis, programs: Sequence[Part]) -> str:

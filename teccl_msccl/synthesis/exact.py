@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import whole_chunks_us
 from .epochs import EpochGrid, epochs_of
@@ -83,3 +84,37 @@ def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[i
                 if (proofs or model.horizon > model.first_late) and columns <= most:
                     models.append((columns, i, model, name))
     return [(i, model, name, columns) for columns, i, model, name in sorted(models, key=lambda entry: entry[0])]
+
+
+def search_under_rules(
+    incumbent: Incumbent, settings: Settings, starts: Sequence[Schedule], solved: Callable[[MilpReport], None]
+) -> None:
+    """Make every start keep the settings' rules, then have the MILP improve on it until the time is up.
+
+    The starts are schedules of the whole problem that need not keep the rules. Raises `Refused` where none can.
+    """
+    incumbent.phase = "milp"
+    models = []
+    for start in sorted(starts, key=lambda start: start.finish_us):
+        for name, tau in epochs_of(start.topology, start.demand, settings.epochs).items():
+            model = Milp(EpochGrid(start.topology, start.demand, tau), start, settings.solver, settings.rules)
+            started = model.started()
+            incumbent.offer(0, started)
+            columns = model.columns(MAX_COLUMNS + 1)
+            if columns <= MAX_COLUMNS:
+                models.append((started.finish_us, name, model, columns))
+            if incumbent.seconds_left <= 0:
+                return
+    models.sort(key=lambda entry: entry[0])
+    for i, (before, name, model, columns) in enumerate(models):
+        seconds = incumbent.seconds_left / (len(models) - i)
+        if seconds <= columns * COLUMN_S:
+            continue
+        incumbent.tell()
+        result = model.improve(seconds=seconds, threads=settings.jobs, seed=settings.seed)
+        better = result.schedule if result.schedule is not None and result.schedule.finish_us < before else None
+        finish = None if better is None else better.finish_us
+        c = model.start.demand.nchunks
+        solved(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
+        if better is not None:
+            incumbent.offer(0, better)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from ..collective.demand import Demand
+from ..errors import InputError
 from ..schedule.schedule import Schedule, Send
 from ..topology.paths import trunk
 from .choices import Choices, Free, Key, Sends
-from .epochs import EpochGrid, finish_epoch
+from .epochs import EpochGrid
 from .formulation import Block, Floats, Formulation, Ints, numbered, runs
 from .handover import hand_over, set_start
-from .rules import Rules, Tenant
+from .ruled import placed_under
+from .rules import NO_RULES, Rules
 from .solver import Outcome, new_model, solve
-
-NO_RULES = Rules()
+from .timing import Timing
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,19 @@ class MilpResult:
     outcome: Outcome
     epochs: int | None
     epochs_bound: int
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Chunks that belong together, and what an epoch in which some of them are missing costs against other tenants'."""
+
+    chunks: frozenset[int]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a weight that means nothing."""
+        if not 0 < self.weight < inf:
+            raise InputError(f"a tenant's weight is {self.weight}; it must be positive")
 
 
 class Milp:
@@ -53,8 +68,8 @@ class Milp:
               late[t,k] ≥ 1 − B[c,v,k]  for v that want c;   B[c,v,K] = 1       demand
 
     Variables before a chunk can have come, or too late to be of use, are left out. Columns: about
-    chunks · paths · (K − diameter). `free`: all else of the start is held fast. With `rules` that `constrain` it
-    starts from nothing, within `horizon` epochs.
+    chunks · paths · (K − diameter). `free`: all else of the start is held fast. With `rules` that constrain,
+    arrival and span depend on the epoch, and the start is first made to keep them (`ruled`; it may raise `Refused`).
     """
 
     def __init__(
@@ -63,19 +78,19 @@ class Milp:
         start: Schedule,
         solver: str,
         rules: Rules = NO_RULES,
-        horizon: int | None = None,
+        tenants: tuple[Tenant, ...] = (),
         free: Free | None = None,
     ) -> None:
         self.grid = grid
         self.solver = solver
         self.rules = rules
-        placed = grid.discretized(start)
-        self.placed = {} if rules.constrain else placed
-        self.horizon = horizon or finish_epoch(grid, placed)
+        self.timing = Timing(grid, rules)
+        self.placed = placed_under(self.timing, start) if rules.constrain else grid.discretized(start)
+        self.horizon = self._finish_epoch(self.placed)
         self.first_late = min(self.horizon, grid.least_epochs())
         self.start = start
         self.free = free
-        self.tenants = rules.tenants or _tenants(grid.demand)
+        self.tenants = tenants or _tenants(grid.demand)
         self.counted_from = self.first_late if len(self.tenants) == 1 else 0  # one tenant may be done before the other
 
     @cached_property
@@ -92,8 +107,7 @@ class Milp:
         formulation, sends, send, late = self._formulated()
         model = new_model(self.solver)
         hand_over(model, self.solver, formulation.matrix())
-        if not self.rules.constrain:
-            set_start(model, self.solver, *self._start(sends, send, late))
+        set_start(model, self.solver, *self._start(sends, send, late))
         outcome = solve(model, self.solver, seconds=finish_by - time.monotonic(), threads=threads, seed=seed)
         bound = self._epochs_bound(outcome)
         if outcome.objective is None:
@@ -101,8 +115,15 @@ class Milp:
         made = sends.held.copy()
         made[send.free] = np.asarray(outcome.values)[send.column[send.free]] > 0.5
         chosen = sends.where(made)
-        epochs = int(max(chosen.epoch + self._arrivals(chosen.path, chosen.epoch), default=0))
-        return MilpResult(self._read(chosen.triples()), outcome, epochs, bound)
+        keys = chosen.triples()
+        return MilpResult(self._read(keys), outcome, self._finish_epoch(keys), bound)
+
+    def started(self) -> Schedule:
+        """The start as the model has it: in epochs, under the rules."""
+        return self._read(list(self.placed))
+
+    def _finish_epoch(self, sends: Iterable[Key]) -> int:
+        return max((epoch + self.timing.arrival(path, epoch) for _, path, epoch in sends), default=0)
 
     def _epochs_bound(self, outcome: Outcome) -> int:
         if (
@@ -123,9 +144,14 @@ class Milp:
         tie_break = 1e-5 / max(1, len(self.placed))  # of schedules that are as short the one with the fewest sends
         send = model.variables_where(~sends.held, np.ones(len(sends)), integer=True, cost=tie_break)
         there = self._buffers(model, sends, send)
-        model.add(there[self._cell(sends.chunk, self._source[sends.path], sends.epoch)] >= send)
+        model.add(there[self._cell(sends.chunk, self._ranks[sends.path, 0], sends.epoch)] >= send)
         self._links(model, sends, send)
         return model, sends, send, self._demand(model, there)
+
+    @cached_property
+    def _ranks(self) -> Ints:
+        """Source and destination of each path."""
+        return np.array([(path.src_rank, path.dst_rank) for path in self.grid.paths], np.int64).reshape(-1, 2)
 
     def _cell(self, chunk: Ints, rank: Ints, epoch: Ints) -> Ints:
         """Where B[chunk, rank, epoch] is in its block."""
@@ -135,8 +161,8 @@ class Milp:
         """B: fixed until the first send that may be chosen can arrive, from then on a column wherever it may change."""
         chunks, nranks = self.grid.demand.chunks, self.grid.topology.nranks
         shape = (len(chunks), nranks, self.horizon + 1)
-        arrives = sends.epoch + self._arrivals(sends.path, sends.epoch)
-        into = self._cell(sends.chunk, self._target[sends.path], arrives)
+        arrives = sends.epoch + self.timing.arrivals(sends.path, sends.epoch)
+        into = self._cell(sends.chunk, self._ranks[sends.path, 1], arrives)
         chosen, held = (kind & (arrives <= self.horizon) for kind in (send.free, sends.held))
         may_come = (np.bincount(into[chosen], minlength=np.prod(shape)) > 0).reshape(shape)
         must_come = np.bincount(into[held], minlength=np.prod(shape)).reshape(shape)
@@ -169,22 +195,22 @@ class Milp:
         return there
 
     def _links(self, model: Formulation, sends: Sends, send: Block) -> None:
-        shared = [trunk(self.grid.topology, path.links) for path in self.grid.paths]
-        trunks = [path.links[:n] for path, n in zip(self.grid.paths, shared, strict=True)]
-        behind = [path.links[n:] for path, n in zip(self.grid.paths, shared, strict=True)]
-        copied = np.flatnonzero(np.array(shared, np.int64)[sends.path]) if any(shared) else np.zeros(0, np.int64)
+        paths = self.grid.paths
+        shared = np.array([trunk(self.grid.topology, path.links) for path in paths], np.int64)  # its first links
+        copied = np.flatnonzero(shared[sends.path])
+        trunks = [path.links[:count] for path, count in zip(paths, shared.tolist(), strict=True)]
         alike = {links: i for i, links in enumerate(dict.fromkeys(trunks))}
         which = np.array([alike[links] for links in trunks], np.int64)[sends.path[copied]]
         copy, first = numbered((sends.chunk[copied] * len(alike) + which) * (self.horizon + 1) + sends.epoch[copied])
         one = self._copies(model, send[copied], copy, len(first))
 
-        of_sends = self._occupied(behind, sends.path, sends.epoch)
-        of_copies = self._occupied(trunks, sends.path[copied[first]], sends.epoch[copied[first]])
+        of_sends = self._occupied(sends.path, sends.epoch, shared, self.timing.hops)
+        of_copies = self._occupied(sends.path[copied[first]], sends.epoch[copied[first]], np.zeros_like(shared), shared)
         user = np.concatenate((of_sends[0], of_copies[0] + len(send)))
         link, epoch = (np.concatenate(both) for both in zip(of_sends[1:], of_copies[1:], strict=True))
         window, first = numbered(link * (epoch.max(initial=0) + 1) + epoch)
         using = send.then(one)[user].sum(window, len(first))
-        model.add(using <= self._capacities(link[first], epoch[first]))
+        model.add(using <= np.array([self.timing.capacity(each) for each in link[first].tolist()], float))
 
     def _copies(self, model: Formulation, send: Block, copy: Ints, count: int) -> Block:
         """U: what makes a copy at all. Where one send alone does, it is that send."""
@@ -199,15 +225,15 @@ class Milp:
         model.add(send[by_copy] <= one[copy[by_copy]])
         return one
 
-    def _occupied(self, links: Sequence[tuple[int, ...]], which: Ints, epoch: Ints) -> tuple[Ints, Ints, Ints]:
-        """Who (its number in `which`) occupies which link in which epoch, if number i goes over `links[which[i]]` from
-        `epoch[i]` on."""
-        lengths = np.array([len(each) for each in links], np.int64)
-        flat = np.array([id for each in links for id in each], np.int64)
-        user, hop = runs(lengths[which])
-        link = flat[(np.cumsum(lengths) - lengths)[which][user] + hop]
-        crossing, later = runs(self._spans(link, epoch[user]))
-        return user[crossing], link[crossing], epoch[user[crossing]] + later
+    def _occupied(self, path: Ints, epoch: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+        """Who (its number in `path`) occupies which link in which epoch, if number i starts on `path[i]` in `epoch[i]`:
+        of path p the hops from `begin[p]` up to `end[p]`."""
+        hops = self.timing.hops
+        user, hop = runs((end - begin)[path])
+        crossing = (np.cumsum(hops) - hops + begin)[path][user] + hop
+        first, lasting = self.timing.windows(crossing, epoch[user])
+        occupied, later = runs(lasting)
+        return user[occupied], self.timing.links[crossing][occupied], (epoch[user] + first)[occupied] + later
 
     def _demand(self, model: Formulation, there: Block) -> Block:
         """late, with a column of zeros for epoch K in front: then nothing may be late."""
@@ -235,56 +261,16 @@ class Milp:
 
     def _start(self, sends: Sends, send: Block, late: Block) -> tuple[Ints, Floats]:
         """The columns of F and late, and their values in the schedule that it starts from."""
-        arrived = {(c, self.grid.paths[p].dst_rank): k + self.grid.arrival[p] for c, p, k in self.placed}
+        arrived = {(c, self.grid.paths[p].dst_rank): k + self.timing.arrival(p, k) for c, p, k in self.placed}
         finish = [
             max((arrived.get((c, w), 0) for c in tenant.chunks for w in self.grid.demand.chunks[c].want), default=0)
             for tenant in self.tenants
         ]
         if len(finish) == 1:
-            finish = [finish_epoch(self.grid, self.placed)]
+            finish = [self.horizon]
         placed = np.array([key in self.placed for key in sends.where(send.free).triples()], float)
         unmet = np.arange(self.counted_from, self.horizon) < np.array(finish)[:, None]
         return np.concatenate((send.column[send.free], late.column.ravel())), np.concatenate((placed, unmet.ravel()))
-
-    # -- the grid, under the rules ---------------------------------------------------------------------
-
-    @cached_property
-    def _source(self) -> Ints:
-        return np.array([path.src_rank for path in self.grid.paths], np.int64)
-
-    @cached_property
-    def _target(self) -> Ints:
-        return np.array([path.dst_rank for path in self.grid.paths], np.int64)
-
-    def _span(self, link: int, epoch: int) -> int:
-        """Epochs from `epoch` on in which a send that starts then keeps others off the link."""
-        if link not in self.rules.shares:
-            return self.grid.span[link]
-        beta_us = self.grid.topology.link_by_id[link].beta_us(self.grid.chunk_bytes)
-        return self.rules.span(link, epoch, beta_us / self.grid.tau_us)
-
-    def _arrival(self, path: int, epoch: int) -> int:
-        """Epochs until a chunk that starts on the path in `epoch` is there."""
-        if not self.rules.shares:
-            return self.grid.arrival[path]
-        slower = max(self._span(link, epoch) - self.grid.span[link] for link in self.grid.paths[path].links)
-        return self.grid.arrival[path] + max(0, slower)
-
-    def _capacity(self, link: int, epoch: int) -> int:
-        """Sends that may occupy the link in that epoch."""
-        capacity = self.grid.capacity[link]
-        if capacity > 1 and link in self.rules.shares:
-            return int(capacity * self.rules.share(link, epoch) + 1e-9)
-        return capacity
-
-    def _arrivals(self, path: Ints, epoch: Ints) -> Ints:
-        return _each(self._arrival, path, epoch if self.rules.shares else np.zeros_like(epoch))
-
-    def _spans(self, link: Ints, epoch: Ints) -> Ints:
-        return _each(self._span, link, epoch if self.rules.shares else np.zeros_like(epoch))
-
-    def _capacities(self, link: Ints, epoch: Ints) -> Floats:
-        return _each(self._capacity, link, epoch if self.rules.shares else np.zeros_like(epoch)).astype(float)
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -301,14 +287,7 @@ class Milp:
         schedule = Schedule(self.grid.topology, self.grid.demand, tuple(sends), 0.0)
         if not self.rules.constrain:
             return schedule.retimed()
-        return replace(schedule, finish_us=max((schedule.arrival_us(send) for send in sends), default=0.0))
-
-
-def _each(figure: Callable[[int, int], int], what: Ints, epoch: Ints) -> Ints:
-    """The figure for every pair of a link or path and an epoch, worked out once for pairs that are alike."""
-    most = int(epoch.max(initial=0)) + 1
-    alike, inverse = np.unique(what * most + epoch, return_inverse=True)
-    return np.array([figure(*divmod(pair, most)) for pair in alike.tolist()], np.int64)[inverse]
+        return replace(schedule, finish_us=max((self.timing.arrival_us(schedule, send) for send in sends), default=0.0))
 
 
 def _tenants(demand: Demand) -> tuple[Tenant, ...]:
@@ -318,20 +297,3 @@ def _tenants(demand: Demand) -> tuple[Tenant, ...]:
         return (Tenant(frozenset(chunk.id for chunk in demand.chunks)),)
     chunks = [frozenset(chunk.id for chunk in demand.chunks if chunk.group == g) for g in range(len(weights))]
     return tuple(Tenant(of, weight) for of, weight in zip(chunks, weights, strict=True) if of)
-
-
-def fewest_epochs(
-    grid: EpochGrid, start: Schedule, solver: str, rules: Rules, *, seconds: float, seed: int = 0
-) -> MilpResult:
-    """The K search: the model under `rules` within more and more epochs, until it has a schedule or the time is up.
-
-    `start` says how many epochs to begin with; it need not keep the rules.
-    """
-    horizon = max(grid.least_epochs(), finish_epoch(grid, grid.discretized(start)))
-    deadline = time.monotonic() + seconds
-    while True:
-        model = Milp(grid, start, solver, rules, horizon)
-        result = model.improve(seconds=max(0.1, deadline - time.monotonic()), threads=1, seed=seed)
-        if result.outcome.status != "infeasible" or time.monotonic() >= deadline:
-            return result
-        horizon += max(1, horizon // 2)

@@ -17,7 +17,7 @@ from .ask import DemandLike, GroupLike, ask
 from .astar import search_by_rounds
 from .baselines.search import ALIASES, BASELINES, offer_baselines, search_baseline
 from .bounds import Bound
-from .exact import MilpReport, search_exactly
+from .exact import MilpReport, search_exactly, search_under_rules
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
@@ -27,6 +27,7 @@ from .lp import ENOUGH, search_flow
 from .polish import polish
 from .problem import Problem
 from .rails import search_rails
+from .rules import NO_RULES, Rules
 from .settings import Settings
 from .solver import new_model
 from .symmetric_search import search_symmetrically
@@ -42,6 +43,9 @@ NEARLY = 1e-3
 GOOD = 0.05
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
+#: Under rules: the share of the time for schedules without, and how many chunk counts are tried.
+STARTS_SHARE = 0.1
+FEW_COUNTS = 4
 #: The share of the time limit that is left at least to choose between programs.
 CHOOSING_SHARE = 0.2
 
@@ -103,6 +107,7 @@ def synthesize(
     epochs: str = "auto",
     seed: int = 0,
     jobs: int = 2,
+    rules: Rules = NO_RULES,
 ) -> Schedule:
     """The best schedule found for `collective` of `size` ("64MB" or bytes, as nccl-tests count) on `topology`.
 
@@ -111,10 +116,11 @@ def synthesize(
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
     `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "bfb", "lp", "milp", "astar" or a
     baseline ("ring"…), `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in
-    seconds (0: the first schedule), `start` a schedule to improve on. The schedule is validated. Raises `InputError`
-    for bad arguments and `Refused` for a demand that cannot be met.
+    seconds (0: the first schedule), `start` a schedule to improve on, `rules` (method "milp", collectives that only
+    copy) that it must keep. The schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand
+    that cannot be met.
     """
-    settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs)
+    settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs, rules=rules)
     topology = degraded(topology, without).topology
     problem = ask(topology, collective, size, root=root, groups=groups, matrix=matrix, demand=demand)
     return run(problem, settings, method=method, time_limit=time_limit, start=start).schedule
@@ -137,50 +143,17 @@ def run(
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
     if method == "lp" and not all(stage.demand(1).copy_free for stage in problem.stages):
         raise InputError(f"{problem.collective} copies data, which the LP does not; use --method auto, greedy or milp")
+    if settings.rules.constrain:
+        _check_ruled(problem, method, settings.rules)
     incumbent = Incumbent(problem, time_limit, report)
     solved: list[MilpReport] = []
     interrupted = False
     try:
-        if start is not None:
-            incumbent.offer_start(start)
-        if method == "astar":
-            search_by_rounds(incumbent, settings)
-        small = method == "auto" and greedy_seconds(problem) <= SMALL_S
-        large = method == "auto" and not small
-        if large:  # first of all what takes the least time there
-            _search_by_hosts(incumbent, settings)
-        if method == "lp" or (method == "auto" and not incumbent.closed(ENOUGH)):
-            search_flow(incumbent, replace(settings, thorough=method == "lp"))
-        if method in ("auto", "bfb") and not incumbent.closed(ENOUGH):
-            search_levels(incumbent, replace(settings, thorough=method == "bfb"))
-        if method == "bfb" and incumbent.best is None:
-            what = ", ".join(LEVELLED)
-            raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
-        if small and not incumbent.closed(NEARLY):
-            search_greedily(incumbent, settings)
-        if small:
-            offer_baselines(incumbent, settings)  # before what may take all the time
-        if small and not incumbent.closed(NEARLY):
-            search_symmetrically(incumbent, settings)
-            if not incumbent.closed(NEARLY):
-                search_trees(incumbent, settings)
-        if small and not incumbent.closed(GOOD):
-            _search_by_hosts(incumbent, settings)
-        if large and not incumbent.closed(ENOUGH):
-            offer_baselines(incumbent, settings)
-            search_symmetrically(incumbent, settings)
-        if method in BASELINES:
-            search_baseline(incumbent, settings, method)
-        elif large:
-            _search_plainly(incumbent, settings)
-        elif method in ("greedy", "trees", "milp") or incumbent.best is None:
-            search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
-        if method == "trees":
-            search_trees(incumbent, replace(settings, thorough=True))
-        if method in ("auto", "milp"):
-            search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved.append)
-        if method == "auto" and not incumbent.closed(ENOUGH):
-            polish(incumbent, settings)
+        if settings.rules.constrain:
+            starts = _starts(problem, settings, time_limit, start)
+            search_under_rules(incumbent, settings, starts, solved.append)
+        else:
+            _search(incumbent, settings, method, start, solved.append)
     except KeyboardInterrupt:
         if incumbent.best is None:
             raise
@@ -199,6 +172,80 @@ def run(
         candidates=candidates,
         seconds_left=0.0 if interrupted else max(incumbent.seconds_left, CHOOSING_SHARE * time_limit),
     )
+
+
+def _search(
+    incumbent: Incumbent,
+    settings: Settings,
+    method: str,
+    start: Schedule | None,
+    solved: Callable[[MilpReport], None],
+) -> None:
+    """The searchers of the method, one after the other."""
+    problem = incumbent.problem
+    if start is not None:
+        incumbent.offer_start(start)
+    if method == "astar":
+        search_by_rounds(incumbent, settings)
+    small = method == "auto" and greedy_seconds(problem) <= SMALL_S
+    large = method == "auto" and not small
+    if large:  # first of all what takes the least time there
+        _search_by_hosts(incumbent, settings)
+    if method == "lp" or (method == "auto" and not incumbent.closed(ENOUGH)):
+        search_flow(incumbent, replace(settings, thorough=method == "lp"))
+    if method in ("auto", "bfb") and not incumbent.closed(ENOUGH):
+        search_levels(incumbent, replace(settings, thorough=method == "bfb"))
+    if method == "bfb" and incumbent.best is None:
+        what = ", ".join(LEVELLED)
+        raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
+    if small and not incumbent.closed(NEARLY):
+        search_greedily(incumbent, settings)
+    if small:
+        offer_baselines(incumbent, settings)  # before what may take all the time
+    if small and not incumbent.closed(NEARLY):
+        search_symmetrically(incumbent, settings)
+        if not incumbent.closed(NEARLY):
+            search_trees(incumbent, settings)
+    if small and not incumbent.closed(GOOD):
+        _search_by_hosts(incumbent, settings)
+    if large and not incumbent.closed(ENOUGH):
+        offer_baselines(incumbent, settings)
+        search_symmetrically(incumbent, settings)
+    if method in BASELINES:
+        search_baseline(incumbent, settings, method)
+    elif large:
+        _search_plainly(incumbent, settings)
+    elif method in ("greedy", "trees", "milp") or incumbent.best is None:
+        search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
+    if method == "trees":
+        search_trees(incumbent, replace(settings, thorough=True))
+    if method in ("auto", "milp"):
+        search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved)
+    if method == "auto" and not incumbent.closed(ENOUGH):
+        polish(incumbent, settings)
+
+
+def _check_ruled(problem: Problem, method: str, rules: Rules) -> None:
+    """Raise `InputError` where the MILP cannot heed the rules, or was not asked for."""
+    if method != "milp":
+        raise InputError(f"method {method} heeds no relay_chunks and no shares of links; use --method milp")
+    if len(problem.stages) > 1 or problem.stages[0].topology != problem.topology or problem.demand(1).reducing:
+        raise InputError(
+            f"{problem.collective} reduces; relay_chunks and shares are for what only copies, such as allgather, "
+            "alltoall, broadcast, gather or scatter"
+        )
+    for link in rules.shares:
+        if link not in problem.topology.link_by_id:
+            raise InputError(f"shares of link {link}: {problem.topology.name} has no such link")
+
+
+def _starts(problem: Problem, settings: Settings, time_limit: float, start: Schedule | None) -> list[Schedule]:
+    """Schedules that rules are then put on: the one given, and greedy ones with few chunks."""
+    free = Incumbent(problem, time_limit * STARTS_SHARE, lambda progress: None)
+    if start is not None:
+        free.offer_start(start)
+    search_greedily(free, replace(settings, rounds=1))
+    return [free.parts[0][count] for count in sorted(free.parts[0])[:FEW_COUNTS]]
 
 
 def method_named(name: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import InputError, unknown
 from .epochs import EPOCHS
+from .rules import Rules
 from .solver import SOLVERS
 
 #: Seeds start below this, so that all that follow are 64-bit numbers.
@@ -15,7 +16,7 @@ MOST_SEEDS = 2**63
 @dataclass(frozen=True)
 class Settings:
     """`nchunks` chunks per rank (None: chosen), the MILP's `epochs` ("fast", "slow" or "auto": both), `thorough`: all
-    the time for one method. Raises `InputError`."""
+    the time for one method, and `rules` that schedules must keep. Raises `InputError`."""
 
     nchunks: int | None = None
     solver: str = "cbc"
@@ -24,6 +25,7 @@ class Settings:
     jobs: int = 2
     thorough: bool = False
     rounds: int | None = None
+    rules: Rules = field(default_factory=Rules)
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:

@@ -9,6 +9,7 @@ from ..errors import InputError
 from .detected import Detected, Finding
 from .model import Node, Topology
 
+_ENDS = "3-5 (GPUs), or names: GPU3-NVSwitch"
 _FORMS = "link:3-5 (GPUs, or names: link:GPU3-NVSwitch), nic:2, gpu:4, or host and label: nic:1.2"
 
 
@@ -25,7 +26,7 @@ def without(topology: Topology, parts: Iterable[str]) -> Detected:
     for part in parts:
         kind, _, name = part.partition(":")
         if kind == "link":
-            lost_links |= _links(topology, name, part)
+            lost_links |= links_between(topology, name, f"--without {part!r}")
         elif kind in ("nic", "gpu"):
             lost_nodes.add(_device(topology, kind, name, part).id)
         else:
@@ -75,25 +76,31 @@ def _renumbered(kept: Sequence[int], before: int) -> Iterable[Finding]:
     yield Finding("warning", "", text)
 
 
-def _links(topology: Topology, name: str, part: str) -> set[int]:
-    """The links between the two ends that `name` names, "A-B"; a name may have dashes of its own."""
+def links_between(topology: Topology, name: str, where: str) -> set[int]:
+    """The links, both ways, between the two ends that `name` names, "A-B"; a name may have dashes of its own. Raises
+    `InputError` that begins with `where`."""
     pieces = name.split("-")
     for cut in range(1, len(pieces)):
-        ends = [_find(topology, None, "-".join(half)) for half in (pieces[:cut], pieces[cut:])]
+        ends = [nodes_named(topology, "-".join(half)) for half in (pieces[:cut], pieces[cut:])]
         pairs = [(a, b) for a in ends[0] for b in ends[1]]
         joined = [links for a, b in pairs if (links := _between(topology, a.id, b.id))]
         if len(joined) == 1:
             return joined[0]
         if joined:
-            raise InputError(f"--without {part!r}: {len(joined)} hosts have such a link; say which: link:0.A-0.B")
+            raise InputError(f"{where}: {len(joined)} hosts have such a link; say which: 0.A-0.B")
         if pairs:
             a, b = (node.id for node in pairs[0])
             beside = sorted({_label(topology, x.dst) for x in topology.links if x.src == a})
             raise InputError(
-                f"--without {part!r}: {topology.name} has no link between {_label(topology, a)} and "
+                f"{where}: {topology.name} has no link between {_label(topology, a)} and "
                 f"{_label(topology, b)}; {_label(topology, a)} has links to {', '.join(beside) or 'nobody'}"
             )
-    raise InputError(f"--without {part!r}: {topology.name} has no such two ends; write {_FORMS}")
+    raise InputError(f"{where}: {topology.name} has no such two ends; write {_ENDS}")
+
+
+def nodes_named(topology: Topology, text: str) -> list[Node]:
+    """The nodes that `text` may mean: a GPU's rank, a device's name, or either behind its host, "H.N"."""
+    return _find(topology, None, text)
 
 
 def _between(topology: Topology, a: int, b: int) -> set[int]:

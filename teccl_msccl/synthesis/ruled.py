@@ -1,0 +1,119 @@
+"""Any schedule made to keep rules: its sends in their order, each as early as the rules allow."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+from itertools import pairwise
+
+import networkx as nx
+
+from ..collective.demand import Chunk
+from ..errors import Refused
+from ..schedule.schedule import Schedule
+from .choices import Key
+from .timing import Timing
+
+
+def placed_under(timing: Timing, schedule: Schedule) -> dict[Key, int]:
+    """The schedule's sends in epochs under the timing's rules, (chunk, path, epoch) → 1.
+
+    Where the room on relays is limited, chunk after chunk, each as early as it finds room all the way; without any
+    room, on ways over GPUs that have or want the chunk. Raises `Refused` where there is no such way.
+    """
+    plan = _Plan(timing)
+    number = {path.links: p for p, path in enumerate(timing.grid.paths)}
+    sends = [(send.chunk, number[send.path]) for send in sorted(schedule.sends, key=lambda send: send.start_us)]
+    room = timing.rules.relay_chunks
+    if room is None:
+        for send in sends:
+            plan.place([send], 0)
+        return dict.fromkeys(plan.placed, 1)
+    ways: dict[int, list[int]] = defaultdict(list)
+    for id, path in sends:
+        ways[id].append(path)
+    for id, paths in ways.items():
+        chunk = schedule.demand.chunks[id]
+        if room == 0:
+            paths = _without_relays(timing, chunk, paths)
+        earliest = 0
+        while not plan.place([(id, path) for path in paths], earliest, room, {*chunk.origin, *chunk.want}):
+            earliest += 1
+    return dict.fromkeys(plan.placed, 1)
+
+
+class _Plan:
+    """What has been placed: who has what from when on, which links are busy, and what relays hold."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.timing = timing
+        self.placed: list[Key] = []
+        self.since = {(c.id, rank): 0 for c in timing.grid.demand.chunks for rank in c.origin}
+        self.busy: set[tuple[int, int]] = set()
+        self.held: dict[tuple[int, int], int] = defaultdict(int)
+        self.first_crossing = (timing.hops.cumsum() - timing.hops).tolist()
+
+    def place(
+        self, sends: Sequence[tuple[int, int]], earliest: int, room: int | None = None, own: Set[int] = frozenset()
+    ) -> bool:
+        """Place the sends, from epoch `earliest` on; not one of them if a GPU that is none of `own` would hold more
+        than `room` chunks."""
+        since, busy, placed = dict[tuple[int, int], int](), set[tuple[int, int]](), list[Key]()
+        until: dict[int, int] = {}
+        for chunk, p in sends:
+            path = self.timing.grid.paths[p]
+            known = since.get((chunk, path.src_rank), self.since.get((chunk, path.src_rank)))
+            assert known is not None, "a schedule sends what is there"
+            epoch = max(earliest, known)
+            while any(cell in self.busy or cell in busy for cell in self._cells(p, epoch)):
+                epoch += 1
+            busy.update(self._cells(p, epoch))
+            placed.append((chunk, p, epoch))
+            until[path.src_rank] = max(until.get(path.src_rank, 0), epoch)
+            there = epoch + self.timing.arrival(p, epoch)
+            place = (chunk, path.dst_rank)
+            since[place] = min(there, since.get(place, there), self.since.get(place, there))
+        holding = [
+            (rank, epoch)
+            for (_, rank), begin in since.items()
+            if room is not None and rank not in own
+            for epoch in range(begin, until.get(rank, begin) + 1)
+        ]
+        if room is not None and any(self.held[cell] >= room for cell in holding):
+            return False
+        for cell in holding:
+            self.held[cell] += 1
+        self.since |= since
+        self.busy |= busy
+        self.placed += placed
+        return True
+
+    def _cells(self, path: int, epoch: int) -> list[tuple[int, int]]:
+        return [
+            (link, epoch + k)
+            for crossing, link in enumerate(self.timing.grid.paths[path].links, self.first_crossing[path])
+            for k in self.timing.window(crossing, epoch)
+        ]
+
+
+def _without_relays(timing: Timing, chunk: Chunk, paths: Sequence[int]) -> list[int]:
+    """Ways for the chunk over GPUs that have or want it: those of the schedule, if these are such."""
+    own = {*chunk.origin, *chunk.want}
+    if all(timing.grid.paths[p].dst_rank in own for p in paths):
+        return list(paths)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(own)
+    for p, path in enumerate(timing.grid.paths):
+        if {path.src_rank, path.dst_rank} <= own and path.dst_rank not in chunk.origin:
+            known = graph.get_edge_data(path.src_rank, path.dst_rank)
+            if known is None or timing.grid.arrival[p] < known["weight"]:
+                graph.add_edge(path.src_rank, path.dst_rank, weight=timing.grid.arrival[p], path=p)
+    _, ways = nx.multi_source_dijkstra(graph, set(chunk.origin))
+    for rank in chunk.want:
+        if rank not in ways:
+            raise Refused(
+                f"chunk {chunk.id} has no way from GPU {chunk.origin[0]} to GPU {rank} but over GPUs that would hold "
+                "it for others, and relay_chunks is 0; allow 1"
+            )
+    tree = dict.fromkeys((a, b) for way in sorted(ways.values(), key=len) for a, b in pairwise(way))
+    return [graph.edges[edge]["path"] for edge in tree]

@@ -1,0 +1,102 @@
+"""What a send on a grid occupies, and when it is there: as the topology says, or under rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from math import ceil, floor
+
+import numpy as np
+
+from ..schedule.schedule import Schedule, Send
+from .epochs import EpochGrid
+from .formulation import Ints
+from .rules import Rules
+
+#: Times that differ by less than this share of an epoch are one.
+_SAME = 1e-9
+
+
+class Timing:
+    """Epochs of sends on `grid` under `rules`, counted from the epoch in which a send starts.
+
+    Where rules constrain, sends keep the beginnings of their epochs (no event simulation moves them): a link takes one
+    at a time, from when the head reaches it until all has crossed.
+    """
+
+    def __init__(self, grid: EpochGrid, rules: Rules) -> None:
+        self.grid = grid
+        self.rules = rules
+
+    @cached_property
+    def hops(self) -> Ints:
+        """Links of each path."""
+        return np.array([len(path.links) for path in self.grid.paths], np.int64)
+
+    @cached_property
+    def links(self) -> Ints:
+        """The links of all paths, one path after the other."""
+        return np.array([link for path in self.grid.paths for link in path.links], np.int64)
+
+    @cached_property
+    def _path_and_hop(self) -> list[tuple[int, int]]:
+        return [(p, hop) for p, path in enumerate(self.grid.paths) for hop in range(len(path.links))]
+
+    def arrival(self, path: int, epoch: int) -> int:
+        """Epochs until a chunk is there."""
+        if not self.rules.constrain:
+            return self.grid.arrival[path]
+        return max(
+            1, ceil(self._takes_us(path, epoch * self.grid.tau_us, self.grid.chunk_bytes) / self.grid.tau_us - _SAME)
+        )
+
+    def window(self, crossing: int, epoch: int) -> range:
+        """Epochs in which a send keeps others off the link at place `crossing` of `links`."""
+        link = int(self.links[crossing])
+        if not self.rules.constrain:
+            return range(self.grid.span[link])
+        path, hop = self._path_and_hop[crossing]
+        tau = self.grid.tau_us
+        head, slowest, alone = 0.0, 0.0, 0.0
+        for id in self.grid.paths[path].links[: hop + 1]:
+            alone = self.grid.topology.link_by_id[id].beta_us(self.grid.chunk_bytes)
+            slowest = max(slowest, alone)
+            begin = head + slowest - alone
+            head += self.grid.topology.link_by_id[id].alpha_us
+        end = begin + self.rules.takes_us({link: alone}, epoch * tau + begin)
+        first = floor(begin / tau + _SAME)
+        return range(first, max(first + 1, ceil(end / tau - _SAME)))
+
+    def arrivals(self, path: Ints, epoch: Ints) -> Ints:
+        """`arrival` of each."""
+        return self._each(self.arrival, path, epoch)
+
+    def windows(self, crossing: Ints, epoch: Ints) -> tuple[Ints, Ints]:
+        """Where `window` begins, and how long it is, of each."""
+        begins = self._each(lambda crossing, epoch: self.window(crossing, epoch).start, crossing, epoch)
+        return begins, self._each(lambda crossing, epoch: len(self.window(crossing, epoch)), crossing, epoch)
+
+    def capacity(self, link: int) -> int:
+        """Sends that may occupy the link at once."""
+        return 1 if self.rules.constrain else self.grid.capacity[link]
+
+    def arrival_us(self, schedule: Schedule, send: Send) -> float:
+        """When a send of the schedule is there."""
+        nbytes = schedule.demand.chunks[send.chunk].bytes
+        return send.start_us + self._takes_us(self._path_of[send.path], send.start_us, nbytes)
+
+    @cached_property
+    def _path_of(self) -> dict[tuple[int, ...], int]:
+        return {path.links: p for p, path in enumerate(self.grid.paths)}
+
+    def _takes_us(self, path: int, start_us: float, nbytes: float) -> float:
+        links = {id: self.grid.topology.link_by_id[id].beta_us(nbytes) for id in self.grid.paths[path].links}
+        return self.grid.paths[path].alpha_us + self.rules.takes_us(links, start_us)
+
+    def _each(self, figure: Callable[[int, int], int], what: Ints, epoch: Ints) -> Ints:
+        """The figure for every pair, worked out once for pairs that are alike."""
+        if not self.rules.shares:
+            epoch = np.zeros_like(epoch)  # it is the same in all
+        most = int(epoch.max(initial=0)) + 1
+        alike, inverse = np.unique(what * most + epoch, return_inverse=True)
+        return np.array([figure(*divmod(pair, most)) for pair in alike.tolist()], np.int64)[inverse]
