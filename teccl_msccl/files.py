@@ -158,11 +158,12 @@ def require_flag(value: Any, where: str) -> bool:
     return value
 
 
-def xml_parser() -> etree.XMLParser:
-    """A parser for files that may be hostile: no entities, DTDs, network or huge nodes; comments are dropped."""
+def xml_parser(encoding: str | None = None) -> etree.XMLParser:
+    """A parser for files that may be hostile: no entities, DTDs, network or huge nodes; comments are dropped.
+    `encoding`: the only one, instead of what the file says."""
     from lxml import etree  # only readers of XML pay for it
 
     return etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, remove_comments=True,
-        remove_pis=True, huge_tree=False,
+        remove_pis=True, huge_tree=False, encoding=encoding,
     )  # fmt: skip

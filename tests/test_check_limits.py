@@ -248,6 +248,34 @@ def test_unreadable_files_are_bad_input(data: bytes, tmp_path: Path, run: Callab
     assert run(path, "--target", "abacus")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda text: text.encode("utf-16"), "UTF-8"),
+        (lambda text: ('<?xml version="1.0" encoding="UTF-16"?>' + text).encode("utf-16"), "UTF-8"),
+        (lambda text: text.replace('name="', 'name="\u00e9').encode("latin-1"), "not well-formed"),
+        (lambda text: text.replace('srcoff="0"', 'srcoff="1_0"').encode(), "not a whole number"),
+        (lambda text: text.replace('srcoff="0"', 'srcoff="\u0661"').encode(), "not a whole number"),
+    ],
+)
+def test_all_commands_read_alike(
+    spoil: Callable[[str], bytes], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.xml"
+    path.write_bytes(spoil(xml.to_text(direct_gather())))
+    for command in (
+        ["check", path],
+        ["run", path],
+        ["simulate", path, "--topology", "full-3", "--size", "1MB"],
+        ["lower", path, "--topology", "full-3", "--size", "1MB", "-o", tmp_path / "b.xml"],
+        ["report", path, "--topology", "full-3", "-o", tmp_path / "r.html"],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in command])
+        err = capsys.readouterr().err.strip()
+        assert stop.value.code == 2 and words in err and len(err.splitlines()) == 1, (command, err)
+
+
 def test_bad_options(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     path = tmp_path / "a.xml"
     direct_gather().write(path)

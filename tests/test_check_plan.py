@@ -73,6 +73,7 @@ def test_faults_by_name() -> None:
     assert "data" in changed(lambda plan: drop(plan, "re"))
     assert "twice" in changed(lambda plan: ops(plan, "re")[0]["src_buff"].append(ops(plan, "re")[0]["src_buff"][0]))
     assert "bounds" in changed(lambda plan: ops(plan, "re")[0]["dst_buff"][0].update(index=99))
+    assert "parts" in changed(lambda plan: ops(plan, "put")[0]["src_buff"][0].update(size=0))
     assert "channel" in changed(lambda plan: plan["gpus"][0]["channels"][0]["connected_to"].append(1))
     assert "operations" in changed(
         lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].extend([{"name": "nop"}] * 64)

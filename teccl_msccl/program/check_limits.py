@@ -148,13 +148,15 @@ def _fused(program: Program, target: Target) -> Iterator[Finding]:
 
 
 def handover_findings(handovers: Iterable[Finding], program: Program, target: Target) -> Iterator[Finding]:
-    """Of what threadblocks hand each other in another buffer than the output, what `target` does not fence."""
+    """Of what threadblocks hand each other in another buffer than the output, what `target` does not fence. A warning:
+    it runs such files, and its vendor ships some, whose reads go past the caches."""
     if not target.fences_output_only:
         return
     for found in handovers:
         if found.code == "handover-i" or program.protocol == "LL":
             advice = "hand it over in the output" if found.code == "handover-i" else "under LL only the output will do"
-            yield found._replace(code="handover", text=f"{found.text}, which {target.name} does not fence; {advice}")
+            text = f"{found.text}, which {target.name} does not fence; {advice} to be sure"
+            yield found._replace(code="handover", text=text, level="warning")
 
 
 def _residency(program: Program) -> Iterator[Finding]:

@@ -130,6 +130,8 @@ def _operation(plan: PlanFile, rank: int, tb: int, op: Op, limits: PlanLimits) -
                         f"{op.name} goes to chunk {last} of {part.buffer}, and rank {owner} has {chunks // plan.parts}"
                     )
                     yield error("bounds", text, rank, tb, position)
+    if op.name != "flush" and len({part.size for part in (*op.sources, *op.targets)}) > 1:
+        yield error("parts", f"{op.name} on buffers of different sizes", rank, tb, position)
     if op.name in _CHANNEL_OPS and not op.channels:
         yield error("channels", f"{op.name} names no channel", rank, tb, position)
     if op.name == "flush" and op.channel_type != "port":

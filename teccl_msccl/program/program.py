@@ -125,6 +125,18 @@ class Program:
                 if abs(value) > INT32_MAX:
                     raise InputError(f"{where}: {value} does not fit in 32 bits")
 
+    def _require_32_bits(self) -> None:
+        numbers = [(self.nchannels, "nchannels"), (self.nchunks, "nchunksperloop")]
+        for rank, gpu in enumerate(self.gpus):
+            chunks = (gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks)
+            numbers += [(value, f"gpu {rank}: chunks") for value in chunks]
+            for tb, threadblock in enumerate(gpu.threadblocks):
+                ends = (threadblock.send, threadblock.recv, threadblock.chan)
+                numbers += [(value, f"gpu {rank} tb {tb}") for value in ends]
+        for value, where in numbers:
+            if abs(value) > INT32_MAX:
+                raise InputError(f"{self.name}: {where}: {value} does not fit in 32 bits")
+
     def write(self, path: str | Path) -> None:
         """Write the program as MSCCL XML in its target's spelling, atomically."""
         from . import xml  # xml builds Programs, so it imports this file
@@ -133,7 +145,8 @@ class Program:
 
     @cached_property
     def core(self) -> _core.Program:
-        """The same program in the C++ core."""
+        """The same program in the C++ core. Raises `InputError` for numbers that it has no room for."""
+        self._require_32_bits()
         op = {name: i for i, name in enumerate(STEP_TYPES)}
         buffer = {name: i for i, name in enumerate(BUFFERS)}
         gpus = [(gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks) for gpu in self.gpus]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from .targets import MAX_NODES_PER_RANK, Target, target_named, target_spelling
 
 #: Steps that any file may have; beyond, a file may have as many as its GPUs could hold.
 MANY_STEPS = 200_000
+#: What runtimes' strtol takes whole, and Python alike.
+_NUMBER = re.compile(r"[ \t\r\n]*[+-]?(0[xX][0-9a-fA-F]+|0+|[1-9][0-9]*)")
 _COLLECTIVES = {"reducescatter": "reduce_scatter"}
 
 
@@ -78,7 +81,9 @@ def _child(parent: etree._Element, tag: str, attributes: Mapping[str, object]) -
 
 
 def _tree(data: bytes, where: str) -> etree._Element:
-    """Parse without entities, DTDs or the network."""
+    """Parse without entities, DTDs or the network; as UTF-8, whatever the file says, since runtimes read bytes."""
+    if b"\0" in data:
+        raise InputError(f"{where}: not XML in UTF-8 (UTF-16, or binary), which no runtime reads; save it as UTF-8")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise InputError(f"{where}: has a DOCTYPE or entities, which no runtime takes; remove them")
     steps, gpus = data.count(b"<step"), data.count(b"<gpu")
@@ -88,7 +93,7 @@ def _tree(data: bytes, where: str) -> etree._Element:
             "rank, so make a smaller program"
         )
     try:
-        root = etree.fromstring(data, xml_parser())
+        root = etree.fromstring(data, xml_parser("utf-8"))
     except (etree.XMLSyntaxError, ValueError) as error:
         raise InputError(f"{where}: not well-formed XML: {_one_line(error)}; write the file again") from None
     if root.tag != "algo":
@@ -182,12 +187,11 @@ def _integer(element: etree._Element, key: str, where: str, default: int | None 
     if default is not None and element.get(key) is None:
         return default
     value = _text(element, key, where)
-    try:
-        number = int(value, 0)
-    except ValueError:
+    if not _NUMBER.fullmatch(value):
         raise InputError(
             f"{where}: line {element.sourceline}: {key}={value!r} is not a whole number; write digits only"
-        ) from None
+        )
+    number = int(value, 0)
     if abs(number) >= 2**63:
         raise InputError(f"{where}: line {element.sourceline}: {key}={value} does not fit in 64 bits")
     return number

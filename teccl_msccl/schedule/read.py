@@ -48,7 +48,7 @@ def _read(path: str | Path) -> ForeignSchedule | Any:
     """Another tool's schedule, or the JSON that may be ours."""
     data = read_bytes(path, _WHAT)
     where = str(path)
-    if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+    if _is_xml(data):
         return _from_xml(data, where)
     value = parse_json(data, path, _WHAT)
     if is_teccl(value):
@@ -56,6 +56,11 @@ def _read(path: str | Path) -> ForeignSchedule | Any:
     if is_sccl(value):
         return read_sccl(value, where)
     return value
+
+
+def _is_xml(data: bytes) -> bool:
+    """Whether the first sign is a "<", in any encoding of which XML makes use."""
+    return data[:64].replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n").startswith(b"<")
 
 
 def _from_xml(data: bytes, where: str) -> ForeignSchedule:
