@@ -276,6 +276,22 @@ def test_all_commands_read_alike(
         assert stop.value.code == 2 and words in err and len(err.splitlines()) == 1, (command, err)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"), [('cnt="1"', 'cnt="0"'), ('cnt="1"', 'cnt="2147483647"'), ('srcoff="0"', 'srcoff="-1"')]
+)
+@pytest.mark.parametrize("command", ["check", "run", "simulate", "report"])
+def test_places_that_no_buffer_has(
+    right: str, wrong: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(xml.to_text(direct_gather()).replace(right, wrong, 1))
+    on = {"simulate": ["--topology", "full-3", "--size", "1MB"], "report": ["--topology", "full-3", "-o", "r.html"]}
+    with pytest.raises(SystemExit) as stop:
+        main([command, str(path), *on.get(command, [])])
+    assert stop.value.code == (1 if command == "check" else 2)
+    assert command == "check" or len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
 def test_bad_options(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     path = tmp_path / "a.xml"
     direct_gather().write(path)

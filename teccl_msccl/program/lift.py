@@ -10,11 +10,9 @@ from ..errors import Refused
 from ..schedule.foreign import ForeignSchedule, Hop, Pattern
 from .check import check
 from .placement import Layout, Place
-from .program import RECEIVING, SENDING, Program, Step
+from .program import READING, RECEIVING, SENDING, WRITING, Program, Step
 
-_READS = frozenset({"s", "cpy", "re", "rrc", "rrs", "rrcs"})
 _REDUCES = frozenset({"re", "rrc", "rrs", "rrcs"})
-_WRITES = frozenset({"r", "cpy", "re", "rcs", "rrc", "rrcs"})
 #: More than any transfer takes: hops follow one another, until they are timed on a topology.
 _APART_US = 1e9
 #: Collectives whose nchunksperloop spans all ranks' shares.
@@ -143,7 +141,7 @@ class _Run:
         sent = False
         while block.moved < step.cnt and (step.type not in RECEIVING or into):
             value = self._value(block, step, into.popleft() if step.type in RECEIVING else None)
-            if step.type in _WRITES:
+            if step.type in WRITING:
                 self.places[block.rank][self._place(block, step.dstbuf, step.dstoff)] = value
             if step.type in SENDING:
                 hop = _Hop(value.chunk, block.rank, threadblock.send)
@@ -159,7 +157,7 @@ class _Run:
     def _value(self, block: _Block, step: Step, arrived: tuple[_Value, _Hop] | None) -> _Value:
         mine = self.places[block.rank]
         parts = [] if arrived is None else [_Value(arrived[0].chunk, arrived[1])]
-        if step.type in _READS:
+        if step.type in READING:
             parts.append(mine[self._place(block, step.srcbuf, step.srcoff)])
         if step.type == "re":
             parts.append(mine[self._place(block, step.dstbuf, step.dstoff)])

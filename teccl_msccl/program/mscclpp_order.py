@@ -14,13 +14,11 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ..errors import Refused
-from .program import RECEIVING, SENDING, Program, Step
+from .program import READING, RECEIVING, SENDING, WRITING, Program, Step
 
 #: Slots that a connection has for data to be reduced; a slot in use again needs the receiver's word that it is free.
 SLOTS = 4
 _REDUCING = frozenset({"rrc", "rrs", "rrcs"})
-_READS = frozenset({"s", "cpy", "re", "rrc", "rrs", "rrcs"})
-_WRITES = frozenset({"r", "cpy", "re", "rcs", "rrc", "rrcs"})
 
 
 class At(NamedTuple):
@@ -183,11 +181,11 @@ class _Accesses:
         written: Counter[tuple[int, tuple[str, int]]] = Counter()
         read: set[tuple[int, tuple[str, int]]] = set()
         for at, step in steps_of(program):
-            if step.type in _READS:
+            if step.type in READING:
                 places = self._places(at.rank, Span(step.srcbuf, step.srcoff, step.cnt))
                 read |= set(places)
                 self._use(at, places)
-            if step.type in _WRITES:
+            if step.type in WRITING:
                 places = self._places(at.rank, Span(step.dstbuf, step.dstoff, step.cnt))
                 written.update(places)
                 self._use(at, places)

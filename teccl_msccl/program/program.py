@@ -16,6 +16,8 @@ from ..errors import InputError
 STEP_TYPES = ("s", "r", "cpy", "re", "rcs", "rrc", "rrs", "rrcs", "nop")
 RECEIVING = frozenset({"r", "rcs", "rrc", "rrs", "rrcs"})
 SENDING = frozenset({"s", "rcs", "rrs", "rrcs"})
+READING = frozenset({"s", "cpy", "re", "rrc", "rrs", "rrcs"})
+WRITING = frozenset({"r", "cpy", "re", "rcs", "rrc", "rrcs"})
 BUFFERS = ("i", "o", "s")
 PROTOCOLS = ("Simple", "LL", "LL128")
 INT32_MAX = 2**31 - 1
@@ -124,6 +126,26 @@ class Program:
             for value in (step.srcoff, step.dstoff, step.cnt, step.depid, step.deps):
                 if abs(value) > INT32_MAX:
                     raise InputError(f"{where}: {value} does not fit in 32 bits")
+
+    def require_places(self) -> None:
+        """Raise `InputError` for the first step that moves no chunk, or one where its buffer has none."""
+        for rank, tb, position, step in self.steps():
+            if step.type == "nop":
+                continue
+            where = f"{self.name}: gpu {rank} tb {tb} step {position}"
+            if step.cnt < 1:
+                raise InputError(f"{where}: cnt is {step.cnt}; use 1..71")
+            gpu = self.gpus[rank]
+            has = {"i": gpu.input_chunks, "o": gpu.output_chunks, "s": gpu.scratch_chunks}
+            for takes_part, buffer, first in (
+                (step.type in READING, step.srcbuf, step.srcoff),
+                (step.type in WRITING, step.dstbuf, step.dstoff),
+            ):
+                if takes_part and not 0 <= first <= has[buffer] - step.cnt:
+                    raise InputError(
+                        f"{where}: {buffer}[{first}..{first + step.cnt - 1}], but {buffer} has {has[buffer]} chunks; "
+                        f"mend the offset, cnt or {buffer}_chunks"
+                    )
 
     def _require_32_bits(self) -> None:
         numbers = [(self.nchannels, "nchannels"), (self.nchunks, "nchunksperloop")]

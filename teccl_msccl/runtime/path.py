@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..program.program import RECEIVING, SENDING, Program, Step
+from ..program.program import READING, RECEIVING, SENDING, WRITING, Program, Step
 from .buffers import Layout
-
-_READS_SOURCE = frozenset({"s", "cpy", "re", "rrc", "rrs", "rrcs"})
-_WRITES = frozenset({"r", "cpy", "re", "rcs", "rrc", "rrcs"})
 
 
 @dataclass(frozen=True)
@@ -114,8 +111,8 @@ class _Flow:
         incoming = self._wires[home.recv, rank, home.chan].popleft() if step.type in RECEIVING else None
         outgoing: list[_Value] = []
         for piece in range(step.cnt):
-            reads = f"{step.srcbuf}[{step.srcoff + piece}]" if step.type in _READS_SOURCE else ""
-            writes = f"{step.dstbuf}[{step.dstoff + piece}]" if step.type in _WRITES else ""
+            reads = f"{step.srcbuf}[{step.srcoff + piece}]" if step.type in READING else ""
+            writes = f"{step.dstbuf}[{step.dstoff + piece}]" if step.type in WRITING else ""
             hop = Hop(
                 rank, tb, position, step.type, reads, writes,
                 home.recv if step.type in RECEIVING else -1,
@@ -123,7 +120,7 @@ class _Flow:
             )  # fmt: skip
             self._handled += 1
             value = _Value(self._handled, hop, tuple(self._ingredients(rank, step, piece, incoming)))
-            if step.type in _WRITES:
+            if step.type in WRITING:
                 self.held[self.place(rank, step.dstbuf, step.dstoff + piece)] = value
             outgoing.append(value)
         if step.type in SENDING:
@@ -133,6 +130,6 @@ class _Flow:
         """The values that the step makes its own from; what no step has written is none."""
         if incoming is not None:
             yield incoming[piece]
-        places = [self.place(rank, step.srcbuf, step.srcoff + piece)] * (step.type in _READS_SOURCE)
+        places = [self.place(rank, step.srcbuf, step.srcoff + piece)] * (step.type in READING)
         places += [self.place(rank, step.dstbuf, step.dstoff + piece)] * (step.type == "re")
         yield from (self.held[place] for place in places if place in self.held)
