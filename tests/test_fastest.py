@@ -13,7 +13,9 @@ from teccl_msccl.program.lower import lower
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.simulate import simulate
 from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis import incumbent as incumbent_module
 from teccl_msccl.synthesis.incumbent import NEARBY, Incumbent
+from teccl_msccl.synthesis.portfolio import run
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.catalog import load
 
@@ -85,3 +87,15 @@ def test_candidates_are_the_best_of_their_chunks() -> None:
     (_, first), *others = incumbent.candidates()
     assert first == incumbent.chosen()[1] and first.demand.nchunks == 2 and first.finish_us == best_us
     assert [schedule.demand.nchunks for _, schedule in others] == [1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_where_peers_are_many_the_last_candidate_has_few(order: tuple[int, int], monkeypatch) -> None:
+    problem = Problem(load("star-6").topology, "allgather", 1e3)
+    schedules = [run(problem, method=method, time_limit=1).schedule for method in ("direct", "ring")]
+    monkeypatch.setattr(incumbent_module, "MOST_PEERS", 4)
+    incumbent = Incumbent(problem, 60, lambda progress: None)
+    for which in order:
+        incumbent.offer(0, schedules[which])
+    assert [schedule for _, schedule in incumbent.candidates()] == schedules
+    assert schedules[1].finish_us > (1 + NEARBY) * schedules[0].finish_us

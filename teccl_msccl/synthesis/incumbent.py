@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -20,6 +21,8 @@ INDIFFERENCE = 1e-3
 #: Schedules that are slower than the best by no more than this may have the faster program; so many are kept.
 NEARBY = 0.05
 MOST_OTHERS = 4
+#: Peers of a GPU beyond which a runtime may be unable to name all whom its sends wait for.
+MOST_PEERS = 128
 #: The gap below which a schedule is optimal.
 CLOSED = 1e-6
 #: Gaps smaller than this come from adding doubles.
@@ -63,6 +66,7 @@ class Incumbent:
         self._program_us = self.bounds[0].bound_us
         self.parts: list[dict[int, Schedule]] = [{} for _ in self.stages]  # per stage: chunk count → best
         self.whole: dict[int, tuple[str, Schedule]] = {}  # the demand's nchunks → (method, best)
+        self._of_few_peers: tuple[str, Schedule] | None = None  # the best of those that others beat
         self._no_later_us = inf
         self._floors_us: dict[int, float] = {}
 
@@ -111,8 +115,16 @@ class Incumbent:
 
     def _consider(self, schedule: Schedule) -> None:
         count = schedule.demand.nchunks
+        worse = (self.phase, schedule)
         if count not in self.whole or schedule.finish_us < self.whole[count][1].finish_us:
-            self.whole[count] = (self.phase, schedule)
+            worse, self.whole[count] = self.whole.get(count, worse), worse
+        if self.problem.topology.nranks > MOST_PEERS and worse is not self.whole[count]:
+            self._keep_for_few_peers(worse)
+
+    def _keep_for_few_peers(self, beaten: tuple[str, Schedule]) -> None:
+        known = self._of_few_peers
+        if (known is None or beaten[1].finish_us < known[1].finish_us) and _most_peers(beaten[1]) <= MOST_PEERS:
+            self._of_few_peers = beaten
 
     # -- how it stands ---------------------------------------------------------------------------------
 
@@ -132,11 +144,17 @@ class Incumbent:
 
     def candidates(self) -> tuple[tuple[str, Schedule], ...]:
         """What is `chosen`, and the best with other numbers of chunks if they are nearly as fast, fastest first: a
-        program may keep another's time better."""
+        program may keep another's time better. Where the first has more peers than a program may be able to name, the
+        last has fewer."""
         first = self.chosen()
         latest_us = max(first[1].finish_us, min(first[1].finish_us * (1 + NEARBY), self._no_later_us))
         others = [each for each in self.whole.values() if each != first and each[1].finish_us <= latest_us]
-        return (first, *sorted(others, key=lambda each: each[1].finish_us)[:MOST_OTHERS])
+        found = (first, *sorted(others, key=lambda each: each[1].finish_us)[:MOST_OTHERS])
+        if self.problem.topology.nranks > MOST_PEERS and _most_peers(first[1]) > MOST_PEERS:
+            for other in self.whole.values():
+                self._keep_for_few_peers(other)
+            return found if self._of_few_peers is None else (*found, self._of_few_peers)
+        return found
 
     @property
     def bound_us(self) -> float:
@@ -179,3 +197,12 @@ def gap(finish_us: float, bound_us: float) -> float:
     """finish / bound − 1, without the rounding of sums of doubles."""
     share = finish_us / bound_us - 1 if bound_us > 0 else 0.0
     return 0.0 if abs(share) < ROUNDING else share
+
+
+def _most_peers(schedule: Schedule) -> int:
+    """Of the GPU that has most."""
+    peers: dict[int, set[int]] = defaultdict(set)
+    for a, b in {schedule.ends(send) for send in schedule.sends}:
+        peers[a].add(b)
+        peers[b].add(a)
+    return max(map(len, peers.values()), default=0)
