@@ -9,10 +9,10 @@ import correct_programs
 import hand_made
 import numpy as np
 import pytest
+from executed import with_step
 from host_kernel import HostKernelWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_interpreter import with_step
 
 from teccl_msccl import _core
 from teccl_msccl.errors import InputError

@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
 
 import hand_made
 import numpy as np
 import pytest
+from executed import FLOAT, RINGS, execute, with_step, wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teccl_msccl.errors import InputError, Refused
-from teccl_msccl.program import xml
 from teccl_msccl.program.program import Program, Step
-from teccl_msccl.runtime.buffers import Layout
-from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, Dtype, averaged, dtypes_named, from_bfloat16, to_bfloat16
-from teccl_msccl.runtime.path import path_to
+from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, averaged, dtypes_named, from_bfloat16, to_bfloat16
 from teccl_msccl.runtime.root import root_of
-from teccl_msccl.runtime.sweep import Row, Sweep, bus_factor, measure
-from teccl_msccl.runtime.threads import ThreadWorld
-from teccl_msccl.runtime.world import FAULTS, Settings, Stall, faults_named
-
-FLOAT = (DTYPES["float"],)
-RINGS = ("allgather", "reduce_scatter", "allreduce")
-
-
-def execute(
-    program: Program,
-    sizes: Sequence[int] = (4096,),
-    dtypes: Sequence[Dtype] = FLOAT,
-    ops: Sequence[str] = ("sum",),
-    root: int | None = None,
-    **how: object,
-) -> list[Row]:
-    """Every row of `program` run by threads, once each."""
-    sweep = Sweep(sizes, dtypes, ops, iterations=1, warmup=0)
-    world = ThreadWorld(program.nranks)
-    cases = sweep.cases(program, root_of(program, root, "program"), "program")
-    return [measure(world, case, sweep, Settings(**{"timeout": 5.0, **how})) for case in cases]
-
-
-def with_step(program: Program, rank: int, tb: int, position: int, **changes: object) -> Program:
-    """`program` with one step changed."""
-    gpu = program.gpus[rank]
-    steps = list(gpu.threadblocks[tb].steps)
-    steps[position] = steps[position]._replace(**changes)
-    threadblocks = list(gpu.threadblocks)
-    threadblocks[tb] = dataclasses.replace(threadblocks[tb], steps=tuple(steps))
-    gpus = list(program.gpus)
-    gpus[rank] = dataclasses.replace(gpu, threadblocks=tuple(threadblocks))
-    return dataclasses.replace(program, gpus=tuple(gpus))
-
-
-def wrong(rows: Sequence[Row]) -> int:
-    return sum(row.wrong + row.out_of_bounds for row in rows)
-
+from teccl_msccl.runtime.sweep import Sweep, bus_factor
+from teccl_msccl.runtime.world import Stall
 
 # -- everything that should work --------------------------------------------------------------------------------
 
@@ -359,172 +319,3 @@ def test_a_nop_only_waits() -> None:
     gpus = [dataclasses.replace(gpu, threadblocks=(waits, *gpu.threadblocks[1:])) for gpu in program.gpus]
     with pytest.raises(Stall, match="waits for tb 0 step 0, which never sets hasdep"):
         execute(dataclasses.replace(program, gpus=tuple(gpus)), timeout=0.3)
-
-
-# -- the way of a chunk ------------------------------------------------------------------------------------------
-
-
-def path(program: Program, rank: int, chunk: int, in_place: bool = False) -> list[str]:
-    return [str(hop) for hop in path_to(program, rank, "o", chunk, in_place, Layout.of(program, "p"))]
-
-
-def test_the_path_of_a_chunk_through_a_ring() -> None:
-    assert path(hand_made.ring("allgather", 3), 2, 0) == [
-        "rank 0 tb 1 step 0 (s): reads i[0], sends to rank 1",
-        "rank 1 tb 1 step 1 (rcs): receives from rank 0, writes o[0], sends to rank 2",
-        "rank 2 tb 1 step 2 (r): receives from rank 1, writes o[0]",
-    ]
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_the_path_of_a_reduced_chunk_has_every_contribution(in_place: bool) -> None:
-    hops = path(hand_made.direct("allreduce", 3), 1, 0, in_place)
-    assert hops[-1] == "rank 1 tb 6 step 0 (r): receives from rank 0, writes o[0]"
-    assert sum("(rrc)" in hop for hop in hops) == 2
-    assert {hop.split()[1] for hop in hops} == {"0", "1", "2"}
-
-
-def test_the_path_in_place_runs_through_the_shared_buffer() -> None:
-    """Rank 1's chunk of an in-place alltoall was kept in scratch before it was sent."""
-    hops = path(hand_made.direct("alltoall", 2), 0, 1, in_place=True)
-    assert [hop.split("(")[1].split(")")[0] for hop in hops] == ["cpy", "s", "r"]
-    assert hops[0].endswith("reads i[0], writes s[0]")
-
-
-# -- injected faults ---------------------------------------------------------------------------------------------
-
-
-def without_dependency(program: Program, rank: int, type: str) -> Program:
-    """`program` whose `rank` does not wait before its steps of a type."""
-    for r, tb, position, step in program.steps():
-        if r == rank and step.type == type and step.depid >= 0:
-            program = with_step(program, r, tb, position, depid=-1, deps=-1)
-    return program
-
-
-def overtaken() -> Program:
-    """A broadcast in which rank 2 takes a wrong chunk first and the right one over it, in no stated order."""
-    plan = hand_made.Plan(3)
-    plan.add(0, "cpy")
-    plan.add(0, "s", send=1)
-    plan.add(1, "r", recv=0)
-    plan.add(1, "s", send=2)
-    plan.add(0, "s", send=2)
-    plan.add(2, "r", recv=1)
-    plan.add(2, "r", recv=0)
-    return plan.program("broadcast", 1)
-
-
-RACY = {
-    "alltoall overwrites what it has not kept yet": without_dependency(hand_made.direct("alltoall", 3), 1, "r"),
-    "reduce adds before the first summand is there": without_dependency(hand_made.staged_reduce(3), 0, "nop"),
-}
-
-
-@pytest.mark.parametrize("fault", ["shuffle", "delay", "adversarial"])
-@pytest.mark.parametrize("name", RACY)
-def test_a_race_shows_under_some_seed(name: str, fault: str) -> None:
-    assert wrong(execute(RACY[name], (1200,), root=0, workers=1)) == 0  # in order it goes well
-    found = [
-        seed
-        for seed in range(30)
-        if wrong(execute(RACY[name], (1200,), root=0, workers=1, seed=seed, inject=frozenset({fault})))
-    ]
-    assert found
-
-
-def test_connections_overtake_one_another() -> None:
-    assert wrong(execute(overtaken(), (1200,), root=0, workers=1)) == 0
-    inject = frozenset({"reorder"})
-    assert any(wrong(execute(overtaken(), (1200,), root=0, workers=1, seed=seed, inject=inject)) for seed in range(30))
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("collective", hand_made.COLLECTIVES)
-def test_right_programs_survive_every_fault(collective: str, seed: int) -> None:
-    direct = execute(hand_made.direct(collective, 3, k=2), (3000,), seed=seed, inject=frozenset(FAULTS), slot_bytes=300)
-    assert wrong(direct) == 0
-    if collective in RINGS:
-        ring = execute(hand_made.ring(collective, 4), (3000,), seed=seed, inject=faults_named("all"), slot_bytes=300)
-        assert wrong(ring) == 0
-
-
-def test_faults_by_name() -> None:
-    assert faults_named("all") == FAULTS.keys() - {"one-slot"} and faults_named("") == frozenset()
-    with pytest.raises(InputError, match="unknown fault 'rain'; use shuffle, "):
-        faults_named("delay,rain")
-    with pytest.raises(Stall, match=r"\(rrs\) waits for a free slot to rank 1 on channel 0 \(1 in flight\)"):
-        execute(hand_made.ring("allreduce", 3), timeout=0.3, inject=faults_named("one-slot"))
-
-
-# -- the command -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """The command line, run in this process: code, stdout, stderr."""
-    from teccl_msccl.cli import main
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
-
-
-def test_the_command_prints_nccl_tests_table_and_json(command, tmp_path) -> None:
-    path = tmp_path / "ring.xml"
-    xml.write(dataclasses.replace(hand_made.ring("allreduce", 2), inplace=False), path)
-    code, out, err = command("run", path, "-b", "1K", "-e", "4K", "--iters", 1)
-    assert code == 0, err
-    rows = [line.split() for line in out.splitlines() if not line.startswith("#")]
-    assert [row[:5] for row in rows] == [[str(n), str(n // 4), "float", "sum", "-1"] for n in (1024, 2048, 4096)]
-    assert all(row[8:] == ["0", "N/A", "N/A", "N/A", "N/A"] for row in rows)
-    assert "# Out of bounds values : 0 OK" in out and "# Avg bus bandwidth" in out
-
-    _, out, _ = command("run", "--json", path, "--size", "1KB,2KB", "--dtype", "float16,int8", "--op", "max")
-    answer = json.loads(out)
-    assert (answer["ranks"], answer["transport"], answer["collective"]) == (2, "threads", "allreduce")
-    assert [(row["size"], row["dtype"], row["op"], row["wrong"]) for row in answer["rows"]] == [
-        (size, dtype, "max", 0) for dtype in ("half", "int8") for size in (1000, 2000)
-    ]
-
-
-def test_the_command_tells_the_path_of_the_first_wrong_element(command, tmp_path) -> None:
-    program = hand_made.ring("allgather", 3)
-    xml.write(with_step(program, 0, 1, 0, srcbuf="o", srcoff=1), tmp_path / "bad.xml")
-    code, out, err = command("run", tmp_path / "bad.xml", "--size", "1200", "--json", "--inject", "delay", "--seed", 3)
-    assert code == 1
-    first = json.loads(out)["first_wrong"]
-    assert (first["rank"], first["where"], first["index"], first["chunk"]) == (1, "output", 0, 0)
-    assert [(hop["rank"], hop["tb"], hop["step"]) for hop in first["path"]][-2:] == [(0, 1, 0), (1, 1, 1)]
-    assert "  rank 0 tb 1 step 0 (s): reads o[1], sends to rank 1" in err.splitlines()
-
-
-def test_the_command_fails_with_one_line(command, tmp_path) -> None:
-    good, bad, dead, ring = (tmp_path / name for name in ("good.xml", "bad.xml", "dead.xml", "ring.xml"))
-    xml.write(hand_made.ring("allreduce", 2), ring)
-    program = hand_made.ring("allgather", 2)
-    xml.write(program, good)
-    xml.write(with_step(program, 0, 0, 0, dstoff=1), bad)
-    xml.write(hand_made.both_receive_first(), dead)
-    for arguments, code, said in (
-        ((bad,), 1, "wrong elements"),
-        ((bad, "--inject", "rain"), 2, "unknown fault"),
-        ((ring, "--dtype", "f8e4m3"), 1, "copies only"),
-        ((dead, "--timeout", 0.3), 1, "stalled"),
-        ((good, "--size", "1001B", "--exact"), 1, "not whole chunks"),
-        ((tmp_path / "none.xml",), 2, "none.xml"),
-        ((good, "--dtype", "float128"), 2, "float128"),
-        ((good, "--op", "mean"), 2, "mean"),
-        ((good, "--size", "big"), 2, "big"),
-        ((good, "--root", "2"), 2, "not a rank"),
-        ((good, "-e", "1M"), 2, "-b"),
-        ((good, "-b", "1", "-e", "1TB", "-f", "1.0001"), 2, "use a larger -f"),
-        ((good, "--slots", "0"), 2, "slots 0"),
-        ((good, "--timeout", "nan"), 2, "timeout"),
-    ):
-        got, _, err = command("run", *arguments)
-        assert (got, said in err.splitlines()[-1]) == (code, True), err
