@@ -32,7 +32,9 @@ class Machine:
         inputs: Callable[[int, int], np.ndarray],
         check: Callable[[int, int, np.ndarray], None],
         seed: int = 0,
+        root: int = 0,
     ) -> None:
+        self.root = root
         self.plan, self.inputs, self.check, self.random = plan, inputs, check, Random(seed)
         self.gpus = plan["gpus"]
         self.memory: list[dict[str, np.ndarray]] = [{} for _ in self.gpus]
@@ -78,6 +80,8 @@ class Machine:
     def _begin(self, rank: int) -> None:
         self.launch[rank] += 1
         gpu, mine, inplace = self.gpus[rank], self.memory[rank], self.plan["inplace"]
+        if self.plan["collective"] in ("gather", "scatter"):
+            inplace = inplace and rank == self.root
         data = self.inputs(self.launch[rank], rank)
         rows = {"i": gpu["input_chunks"], "o": gpu["output_chunks"], "s": gpu["scratch_chunks"]}
         buffers = {kind: np.full((count, ELEMENTS), -(10**12) - rank) for kind, count in rows.items()}

@@ -65,7 +65,7 @@ def execute(plan: dict[str, Any], seed: int, root: int = 0, launches: int = 0) -
             return
         np.testing.assert_array_equal(output, expected(plan, launch, rank, root))
 
-    Machine(plan, inputs, check, seed).run(launches)
+    Machine(plan, inputs, check, seed, root).run(launches)
 
 
 def require_right(plan: dict[str, Any], root: int = 0, seeds: int = 3) -> None:

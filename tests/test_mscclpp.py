@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import hand_made
 import pytest
+from executed import with_step
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lowered import greedy
@@ -43,10 +44,6 @@ def hand_made_programs() -> dict[str, Program]:
 def test_hand_made(name: str, inplace: bool, hosts: int) -> None:
     program = hand_made_programs()[name]
     of = [rank * hosts // program.nranks for rank in range(program.nranks)]
-    if inplace and program.collective in ("gather", "scatter"):
-        with pytest.raises(Refused, match="out-of-place"):
-            plan_of(program, inplace=True)
-        return
     plan = plan_of(program, inplace=inplace, hosts=of)
     kinds = {channel["channel_type"] for gpu in plan["gpus"] for channel in gpu["channels"]}
     assert kinds <= {"memory", "port"} and ("port" in kinds) == (hosts == 2)
@@ -59,8 +56,6 @@ def test_hand_made(name: str, inplace: bool, hosts: int) -> None:
 def test_packets(collective: str, inplace: bool, hosts: int) -> None:
     """Protocol LL: no signals but from who sends nothing, and right launch after launch."""
     program = hand_made.direct(collective, 3, 2, protocol="LL")
-    if inplace and collective in ("gather", "scatter"):
-        return
     plan = plan_of(program, inplace=inplace, hosts=[0, 0, hosts - 1])
     ops = {op["name"] for gpu in plan["gpus"] for block in gpu["threadblocks"] for op in block["ops"]}
     assert (plan["protocol"], plan["use_double_scratch_buffer"]) == ("LL", True)
@@ -76,7 +71,6 @@ def test_packets(collective: str, inplace: bool, hosts: int) -> None:
 def test_synthesized(preset: str, collective: str, mode: str) -> None:
     topology = load(preset).topology
     schedule = greedy(Problem(topology, collective, 1e6, 2), 1)
-    mode = "outofplace" if collective in ("gather", "scatter") else mode
     program = lower(schedule, mode=mode, protocol="Simple", spread=1)
     plan = plan_of(program)
     assert plan["inplace"] == (mode == "inplace")
@@ -105,7 +99,6 @@ def test_any_machine(collective: str) -> None:
            protocol=st.sampled_from(PLAN_PROTOCOLS))  # fmt: skip
     def prove(problem: Problem, nchunks: int, seed: int, mode: str, hosts: int, protocol: str) -> None:
         schedule = greedy(problem, nchunks, seed)
-        mode = "outofplace" if collective in ("gather", "scatter") else mode
         program = lower(schedule, mode=mode, protocol=protocol, spread=1, fuse=False)
         of = [rank % hosts for rank in range(program.nranks)]
         try:
@@ -154,8 +147,10 @@ def test_what_it_is_for() -> None:
     gather, scatter = (plan_of(hand_made.direct(name, 4, 2), inplace=False) for name in ("gather", "scatter"))
     for plan, inputs, outputs in ((gather, 2, 8), (scatter, 8, 2)):  # all ranks have both buffers
         assert {(gpu["input_chunks"], gpu["output_chunks"]) for gpu in plan["gpus"]} == {(inputs, outputs)}
-    with pytest.raises(Refused, match="a gather is for out-of-place calls"):
-        execution_plan(hand_made.direct("gather", 4), inplace=True)
+    scatter_all = hand_made.direct("scatter", 4)
+    two_roots = with_step(scatter_all, 3, 0, 0, type="cpy", srcbuf="i", srcoff=0, dstbuf="o", dstoff=0)
+    with pytest.raises(Refused, match="the root of this scatter does not show"):
+        execution_plan(two_roots, inplace=True)
     with pytest.raises(Refused, match="does not take alltoallv"):
         execution_plan(replace(hand_made.direct("alltoall", 4), collective="alltoallv"))
     with pytest.raises(Refused, match="has no LL128; use protocol Simple or LL"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from .finding import Finding, error, warning
 from .plan_file import Op, PlanFile, PlanGpu, PlanThreadblock
+from .plan_memory import root_in_place
 from .plan_packets import PACKETS, PacketParts, packet_parts
 from .targets import PLAN_PROTOCOLS, PlanLimits
 
@@ -38,8 +39,8 @@ def _header(plan: PlanFile, limits: PlanLimits) -> Iterator[Finding]:
     if plan.collective not in limits.collectives.values():
         takes = ", ".join(limits.collectives.values())
         yield error("collective", f"mscclpp does not take {plan.collective!r}, but {takes}")
-    if plan.inplace and plan.collective in ("gather", "scatter"):
-        yield error("mode", f"the checker knows no in-place {plan.collective}: where its root's share lies depends")
+    if plan.inplace and plan.collective in ("gather", "scatter") and root_in_place(plan) is None:
+        yield error("mode", f"which rank is the root of this in-place {plan.collective} does not show")
     if plan.protocol not in PLAN_PROTOCOLS:
         yield error("protocol", f"protocol {plan.protocol!r}; mscclpp has {' and '.join(PLAN_PROTOCOLS)}")
     if not 1 <= plan.threads <= _MOST_THREADS or plan.threads % _WARP:

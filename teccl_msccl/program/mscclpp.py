@@ -81,8 +81,6 @@ def execution_plan(
         raise Refused(f"target mscclpp has no {program.protocol}; use protocol {' or '.join(PLAN_PROTOCOLS)}")
     if program.collective not in limits.collectives:
         raise Refused(f"target mscclpp does not take {program.collective}, but {', '.join(limits.collectives)}")
-    if inplace and program.collective in ("gather", "scatter"):
-        raise Refused(f"target mscclpp: a {program.collective} is for out-of-place calls; use mode outofplace")
     hosts = hosts or [0] * program.nranks
     packets = program.protocol == "LL"
     traffic = packet_traffic(program, hosts) if packets else plan_traffic(program, inplace)

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from ..errors import Refused
-from .mscclpp_order import At, Connection, Span, Traffic, Transfer, memory
+from .mscclpp_order import At, Connection, Span, Traffic, Transfer, memory, root_in_place
 from .mscclpp_threadblock import Channel, Operations, RemoteBuffer
 from .program import SENDING, Program, Step
 from .targets import PlanLimits
@@ -73,6 +73,7 @@ class GpuPlan:
             for tb, block in enumerate(program.gpus[rank].threadblocks)
             for position, step in enumerate(block.steps)
         }
+        self.root = root_in_place(program) if inplace else None
         self.packets = program.protocol == "LL"
         self.pairs = {(transfer.connection.src, transfer.connection.dst) for transfer in traffic.sends.values()}
         self.credits: dict[Point, list[Transfer]] = defaultdict(list)
@@ -298,7 +299,7 @@ class GpuPlan:
     def _memory(self, *spans: Span) -> list[tuple[str, int]]:
         """The places, each by its one name."""
         places = [(span.buffer, k) for span in spans for k in range(span.offset, span.offset + span.length)]
-        return [memory(self.program, self.rank, place) if self.inplace else place for place in places]
+        return [memory(self.program, self.rank, place, self.root) if self.inplace else place for place in places]
 
     def _rewritten(self, span: Span) -> bool:
         own = self.program.gpus[self.rank].scratch_chunks

@@ -177,6 +177,7 @@ class _Accesses:
 
     def __init__(self, program: Program, inplace: bool) -> None:
         self.program, self.inplace = program, inplace
+        self.root = root_in_place(program) if inplace else None
         self.users: dict[tuple[int, tuple[str, int]], set[At]] = defaultdict(set)
         written: Counter[tuple[int, tuple[str, int]]] = Counter()
         read: set[tuple[int, tuple[str, int]]] = set()
@@ -203,7 +204,7 @@ class _Accesses:
 
     def _places(self, rank: int, span: Span) -> list[tuple[int, tuple[str, int]]]:
         places = ((span.buffer, k) for k in range(span.offset, span.offset + span.length))
-        return [(rank, memory(self.program, rank, place) if self.inplace else place) for place in places]
+        return [(rank, memory(self.program, rank, place, self.root) if self.inplace else place) for place in places]
 
     def freed(self, receiver: At, landing: Span) -> tuple[At, bool] | None:
         """When the places are free for what `receiver` takes in: from the start, after a step of its threadblock, or,
@@ -216,8 +217,8 @@ class _Accesses:
         return (max(before), True) if before else None
 
 
-def memory(program: Program, rank: int, place: tuple[str, int]) -> tuple[str, int]:
-    """The one name of a place that has two when a call is in place (NCCL's rules)."""
+def memory(program: Program, rank: int, place: tuple[str, int], root: int | None = None) -> tuple[str, int]:
+    """The one name of a place that has two when a call is in place (NCCL's rules), with that root."""
     buffer, offset = place
     share = program.nchunks // program.nranks
     match program.collective, buffer:
@@ -227,7 +228,26 @@ def memory(program: Program, rank: int, place: tuple[str, int]) -> tuple[str, in
             return "i", rank * share + offset
         case (("allreduce" | "alltoall" | "broadcast" | "reduce"), "i"):
             return "o", offset
+        case "gather", "i" if rank == root:
+            return "o", rank * program.gpus[rank].input_chunks + offset
+        case "scatter", "o" if rank == root:
+            return "i", rank * program.gpus[rank].output_chunks + offset
     return place
+
+
+def root_in_place(program: Program) -> int | None:
+    """The root of an in-place gather (who writes its output) or scatter (who reads its input): its share lies in its
+    whole, and no other's does. None: of another collective. Raises `Refused` where it does not show."""
+    match program.collective:
+        case "gather":
+            roots = {at.rank for at, step in steps_of(program) if step.type in WRITING and step.dstbuf == "o"}
+        case "scatter":
+            roots = {at.rank for at, step in steps_of(program) if step.type in READING and step.srcbuf == "i"}
+        case _:
+            return None
+    if len(roots) != 1:
+        raise Refused(f"target mscclpp: the root of this {program.collective} does not show; use mode outofplace")
+    return roots.pop()
 
 
 def global_order(program: Program, traffic: Traffic) -> dict[tuple[At, bool], int]:

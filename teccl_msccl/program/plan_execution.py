@@ -325,7 +325,9 @@ class Execution:
 
     def _results(self) -> None:
         plan = self.plan
-        if plan.collective in ("broadcast", "scatter"):
+        if self.memory.root is not None:
+            self.root = self.memory.root
+        elif plan.collective in ("broadcast", "scatter"):
             first = self.memory.content(0, "o", 0)
             self.root = next(iter(first))[0] if first else 0
         elif plan.collective in ("reduce", "gather"):

@@ -36,11 +36,23 @@ class _Cell:
     reads: list[Event] = field(default_factory=list)
 
 
+def root_in_place(plan: PlanFile) -> int | None:
+    """The root of an in-place gather (whose output alone is written) or scatter (whose output alone is not); None: it
+    does not show, or the plan is neither."""
+    if not plan.inplace or plan.collective not in ("gather", "scatter"):
+        return None
+    parts = (part for gpu in plan.gpus for block in gpu.threadblocks for op in block.ops for part in op.targets)
+    written = {rank for part in parts if part.buffer == "o" for rank in part.ranks}
+    roots = written if plan.collective == "gather" else set(range(len(plan.gpus))) - written
+    return roots.pop() if len(roots) == 1 else None
+
+
 class Memory:
     """All cells; findings go to `report`."""
 
     def __init__(self, plan: PlanFile, blocks: list[list[Block]], report: Callable[[Finding], None]) -> None:
         self.plan, self.blocks, self.report = plan, blocks, report
+        self.root = root_in_place(plan)
         self.cells: dict[Place, _Cell] = defaultdict(_Cell)
         for rank, gpu in enumerate(plan.gpus):
             for k in range(gpu.input_chunks):
@@ -48,13 +60,18 @@ class Memory:
 
     def place(self, rank: int, buffer: str, k: int) -> Place:
         """The one name of memory that has two names when the call is in place."""
+        raw = Place(rank, buffer, k)
         if not self.plan.inplace or buffer == "s":
-            return Place(rank, buffer, k)
+            return raw
         gpu = self.plan.gpus[rank]
         if self.plan.collective == "allgather":
             return Place(rank, "o", rank * gpu.input_chunks + k if buffer == "i" else k)
         if self.plan.collective == "reducescatter":
             return Place(rank, "i", rank * gpu.output_chunks + k if buffer == "o" else k)
+        if self.plan.collective == "gather":  # the root's share only lies in the root's whole
+            return Place(rank, "o", rank * gpu.input_chunks + k) if (buffer, rank) == ("i", self.root) else raw
+        if self.plan.collective == "scatter":
+            return Place(rank, "i", rank * gpu.output_chunks + k) if (buffer, rank) == ("o", self.root) else raw
         return Place(rank, "o", k)
 
     def _name(self, place: Place) -> str:
