@@ -71,10 +71,12 @@ def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[i
     for i, stage in enumerate(incumbent.stages):
         best_us = min((part.finish_us for part in incumbent.parts[i].values()), default=0.0)
         for part in incumbent.parts[i].values():
+            if incumbent.seconds_left <= 0:
+                return []
             if len(part.demand.chunks) * stage.topology.nranks > most:  # a way into every GPU at the least
                 continue
             choices = len(part.demand.chunks) * len(direct_paths(stage.topology))  # about the columns of an epoch
-            if choices > most or incumbent.seconds_left <= 0:
+            if choices > most:
                 continue
             if not proofs and whole_chunks_us(stage.topology, part.demand) >= best_us * (1 - INDIFFERENCE):
                 continue

@@ -40,6 +40,8 @@ def search_symmetrically(incumbent: Incumbent, settings: Settings) -> None:
     if not incumbent.problem.named or incumbent.problem.collective not in COLLECTIVES:
         return
     for i, stage in enumerate(incumbent.stages):
+        if incumbent.best is not None and incumbent.seconds_left <= 0:
+            return
         for search in SymmetricSearch.all_of(stage.topology):
             if (
                 incumbent.closed(ENOUGH)
