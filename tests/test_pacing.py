@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from lowered import greedy, require_right
 from schedules_by_hand import HAND_MADE, everyone_exchanges, ring
 from strategies_lower import wild_schedules
 
 from teccl_msccl.cli import main
-from teccl_msccl.errors import InputError
+from teccl_msccl.collective.demand import demand_for
+from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.program import xml
 from teccl_msccl.program.actions import plan_actions
 from teccl_msccl.program.check import check
-from teccl_msccl.program.instances import replicated, unrolled
+from teccl_msccl.program.instances import gathered, replicated, unrolled
 from teccl_msccl.program.lower import Lowering, lower
 from teccl_msccl.program.pacing import PACES, paced
 from teccl_msccl.program.placement import MODES
@@ -165,6 +167,41 @@ def test_staggered_rounds_are_right(collective: str, pace: str) -> None:
     parts = unrolled(through_a_switch(collective), 2, staggered=True)
     program = Lowering(parts, TARGETS["executor"], frozenset(MODES), "rounds").program(Choice("Simple", pace, spread=2))
     require_right(program, parts, slots=(1,))
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_larger_chunks_go_the_same_ways(collective: str, together: int) -> None:
+    schedule = replicated(greedy(Problem(load("ring-4").topology, collective, 1e6), 3), 4)
+    larger = gathered(schedule, together)
+    played(larger).validate()
+    assert larger.demand == demand_for(collective, 4, 1e6, schedule.demand.nchunks // together)
+    sent = Counter((send.path, send.reduce) for send in schedule.sends)
+    assert Counter({way: together * n for way, n in Counter((s.path, s.reduce) for s in larger.sends).items()}) == sent
+    with pytest.raises(Refused, match="5 at a time"):
+        gathered(schedule, 5)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(wild_schedules(), st.integers(2, 3))
+def test_larger_chunks_of_any_schedule(schedule: Schedule, together: int) -> None:
+    """Whatever ways chunks that are alike go, larger ones go those of some."""
+    try:
+        larger = gathered(schedule, together)
+    except Refused:
+        reject()
+    played(larger).validate()
+    assert larger.demand.nchunks * together == schedule.demand.nchunks
+
+
+def test_larger_chunks_make_up_for_few_credits() -> None:
+    """128 chunks to a neighbour take hardly longer than a latency; 32 channels have 64 of them under way."""
+    schedule = greedy(Problem(load("full-2").topology, "alltoall", 1e3), 128)
+    assert slowdown(lower(schedule, protocol="Simple", instances=1), schedule) > 1.9
+    program = lower(schedule, protocol="Simple")
+    assert slowdown(program, schedule) <= 1.05
+    assert program.nchunks < schedule.demand.chunks_per_size
+    require_right(program, schedule, slots=(1,))
 
 
 def test_instances_as_told() -> None:

@@ -14,7 +14,7 @@ from .channels import direct_ways
 from .placement import Layout, Place
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Action:
     """A step to be: `type` as in the file, reading `src` and writing `dst` (None where the type does not).
 

@@ -109,7 +109,7 @@ def widths_for(
     for transfer in transfers:
         of[transfer.connection].append(transfer)
     return {
-        connection: max(1, ceil(_most_at_once(group) / credits), _by_rate(group, threadblock_GBps, finish_us))
+        connection: max(1, ceil(most_at_once(group) / credits), _by_rate(group, threadblock_GBps, finish_us))
         for connection, group in of.items()
     }
 
@@ -139,7 +139,7 @@ def _by_rate(group: list[Transfer], threadblock_GBps: float | None, finish_us: f
     return min(len(group), ceil(rate_GBps / threadblock_GBps - 1e-9))
 
 
-def _most_at_once(group: list[Transfer]) -> int:
+def most_at_once(group: list[Transfer]) -> int:
     """How many of the transfers are in flight at the busiest moment."""
     ends = sorted(transfer.arrival_us for transfer in group)
     finished = most = 0

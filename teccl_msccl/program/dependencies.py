@@ -31,24 +31,26 @@ def order_hazards(actions: Sequence[Action], layout: Layout, modes: frozenset[st
             if action.type == "cpy" and reads == writes:  # onto itself
                 writes = ()
             for place in reads:
-                _wait(action, writer.get(place))
+                if place in writer:
+                    _wait(action, writer[place])
                 readers[place].append(action)
             for place in writes:
-                _wait(action, writer.get(place))
+                if place in writer:
+                    _wait(action, writer[place])
                 for reader in readers.pop(place, ()):
                     _wait(action, reader)
                 writer[place] = action
 
 
-def _memory(action: Action, first: Place | None, layout: Layout, mode: str) -> tuple[Place, ...]:
+def _memory(action: Action, first: Place | None, layout: Layout, mode: str) -> Sequence[Place]:
     if first is None:
         return ()
-    places = (Place(first.buffer, first.offset + k) for k in range(action.chunks))
-    return tuple(layout.aliased(place, action.rank) if mode == "inplace" else place for place in places)
+    places = [first, *(Place(first.buffer, first.offset + k) for k in range(1, action.chunks))]
+    return [layout.aliased(place, action.rank) for place in places] if mode == "inplace" else places
 
 
-def _wait(action: Action, earlier: Action | None) -> None:
-    if earlier is not None and earlier is not action and earlier not in action.after:
+def _wait(action: Action, earlier: Action) -> None:
+    if earlier is not action and earlier not in action.after:
         action.after.append(earlier)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import ceil
+from math import ceil, inf
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
@@ -14,6 +14,8 @@ from .actions import Action, RankPlan
 from .channels import Connection, Transfer, assign_channels, direct_ways, halved, most_threadblocks, widths_for
 from .dependencies import order_hazards
 from .fusion import FusedRank, fuse
+from .interleaving import in_order_of_moments
+from .narrowing import narrowed, time_lost
 from .pacing import paced, shared_links
 from .placement import Layout
 from .program import Gpu
@@ -51,9 +53,9 @@ class Fitter:
         self.waits = cache(self._waits)
 
     def fit(self, credits: int, spread: int = 1, pace: str = "none", fused: bool = False, few: bool = False) -> Fitted:
-        """As many channels as keep the schedule's pace, times `spread`; half of that, and so on, until a GPU can run
-        all threadblocks at once and the target takes them. Where one channel is too much, sends to a peer and
-        receives from it share a threadblock.
+        """As many channels as keep the schedule's pace, times `spread`; where a GPU cannot run that many threadblocks
+        at once, fewer for the connections that lose least; half of all, and so on, until the target takes them. Where
+        one channel is too much, sends to a peer and receives from it share a threadblock.
 
         `pace`: one of PACES; `fused`: what is passed on is, where sends and receives of a peer have their own
         threadblocks; `few`: connections across hosts have no more channels than they must. Raises `Refused` when
@@ -61,17 +63,19 @@ class Fitter:
         """
         schedule = self.schedule
         needed = widths_for(self.transfers, credits, schedule.topology.threadblock_GBps, schedule.finish_us)
+        counts = Counter(transfer.connection for transfer in self.transfers)
         # A transfer is a step at least.
-        fewest = {
-            c: ceil(count / self.target.max_steps) for c, count in Counter(t.connection for t in self.transfers).items()
+        fewest = {connection: ceil(count / self.target.max_steps) for connection, count in counts.items()}
+        widths = {
+            connection: max(min(width * spread, self.target.max_channels // max(1, self._ways[connection[:2]])), least)
+            for (connection, width), least in zip(needed.items(), map(fewest.__getitem__, needed), strict=True)
         }
-        widths = {connection: max(width * spread, fewest[connection]) for connection, width in needed.items()}
         if few:
             widths.update((connection, least) for connection, least in fewest.items() if self._across(connection))
         refusal: Refused | None = None
         crowded: Fitted | None = None  # taken by the target, but more than every GPU can run at once
         forced: dict[Connection, int] = {}  # the channels that steps ask for, whatever is wanted
-        for narrow, crew in self._attempts(widths):
+        for narrow, crew in self._attempts(widths, fewest, credits):
             least = {connection: max(width, forced.get(connection, 1)) for connection, width in narrow.items()}
             if crowded and most_threadblocks(least, crew.paired) + self.locals > FEWEST_SMS:
                 continue
@@ -88,7 +92,9 @@ class Fitter:
         assert refusal is not None
         raise refusal
 
-    def _attempts(self, widths: Mapping[Connection, int]) -> Iterator[tuple[Mapping[Connection, int], Crew]]:
+    def _attempts(
+        self, widths: Mapping[Connection, int], fewest: Mapping[Connection, int], credits: int
+    ) -> Iterator[tuple[Mapping[Connection, int], Crew]]:
         """Widths and crews: those of whose threadblocks a GPU can run all at once, the best first; or else those
         that the target takes. What could not fit is left out, unless that is all: building it says why."""
         narrowing = [widths]
@@ -97,6 +103,9 @@ class Fitter:
         least = most_threadblocks(narrowing[-1], paired=False) + self.locals
         most = min(FEWEST_SMS, self.target.max_threadblocks)
         crews = [self.crew] if least <= most else [self.crew, replace(self.crew, paired=True)]
+        if least <= most < most_threadblocks(widths, paired=False) + self.locals:
+            lost = time_lost(self.transfers, credits, self.schedule.topology.threadblock_GBps, self.schedule.finish_us)
+            narrowing[0] = narrowed(widths, most - self.locals, lambda c, w: lost(c, w) if w >= fewest[c] else inf)
         attempts = [(narrow, crew) for crew in crews for narrow in narrowing]
         needs = [most_threadblocks(narrow, crew.paired) + self.locals for narrow, crew in attempts]
         first = [attempt for attempt, need in zip(attempts, needs, strict=True) if need <= most]
@@ -113,6 +122,9 @@ class Fitter:
         while True:
             channels = assign_channels(widths, self.target, self._ways)
             ranks = [FusedRank(plan.actions, waits, {}) for plan, waits in zip(self.plans, waits_of, strict=True)]
+            if crew.paired:
+                orders = (in_order_of_moments(rank.actions, channels, rank.waits) for rank in ranks)
+                ranks = [replace(rank, actions=order) for rank, order in zip(ranks, orders, strict=True)]
             if fused:
                 ranks = [fuse(rank.actions, channels, rank.waits, self._order_hazards) for rank in ranks]
             built = [build_rank(r.actions, channels, crew, self.target, r.waits, r.joined) for r in ranks]

@@ -1,13 +1,15 @@
-"""Passes on the schedule: every chunk in parts, that move side by side, or round after round.
+"""Passes on the schedule: every chunk in parts, that move side by side, or round after round; or chunks as one.
 
 Starts are nominal: they say in which order links serve the parts.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
-from ..collective.demand import Demand
+from ..collective.demand import Chunk, Demand
+from ..errors import Refused
 from ..schedule.schedule import Schedule
 
 
@@ -62,6 +64,36 @@ def _hops_before(schedule: Schedule) -> list[int]:
         hops[i] = made.get((send.chunk, source), 0)
         made[send.chunk, target] = max(made.get((send.chunk, target), 0), hops[i] + 1)
     return hops
+
+
+def gathered(schedule: Schedule, together: int) -> Schedule:
+    """`schedule` with `together` times larger chunks, as many fewer: of those that are alike in origin and destination
+    each goes the way of several of the schedule's, of such as go the same way where there are.
+
+    Where latency counts most, a schedule keeps many small chunks under way, and threadblocks have but few credits.
+    Raises `Refused` where that many of a share are not alike.
+    """
+    if together == 1:
+        return schedule
+    demand, sends = schedule.demand, defaultdict(list)
+    for send in sorted(schedule.sends, key=lambda send: send.start_us):
+        sends[send.chunk].append(send)
+    alike: dict[Chunk, list[int]] = defaultdict(list)
+    for chunk in demand.chunks:
+        alike[replace(chunk, id=0)].append(chunk.id)
+    moved = []
+    for ids in alike.values():
+        if len(ids) % together or ids[0] % together or ids != [*range(ids[0], ids[-1] + 1)]:
+            raise Refused(f"{demand.collective}: chunks that are alike are not to be had {together} at a time")
+        way = {id: sorted((send.path, send.reduce) for send in sends[id]) for id in ids}
+        firsts = sorted(ids, key=lambda id: (way[id], [send.start_us for send in sends[id]]))[::together]
+        for first, place in zip(firsts, ids[::together], strict=True):
+            moved += [send._replace(chunk=place // together) for send in sends[first]]
+    chunks = tuple(
+        replace(chunk, id=id, bytes=chunk.bytes * together) for id, chunk in enumerate(demand.chunks[::together])
+    )
+    larger = replace(demand, chunks=chunks, nchunks=demand.nchunks // together)
+    return replace(schedule, demand=larger, sends=tuple(moved))
 
 
 def _cut(demand: Demand, parts: int) -> Demand:

@@ -11,10 +11,10 @@ from ..schedule.schedule import Schedule
 from .actions import plan_actions
 from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
-from .instances import replicated, unrolled
+from .instances import gathered, replicated, unrolled
 from .merging import merge
 from .nearest import Asked, nearest
-from .pacing import PACES, shared_links
+from .pacing import COMPETING, PACES, shared_links
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
 from .targets import CREDITS, MOST_SCRATCH_BYTES, TARGETS, Target, target_named
@@ -68,16 +68,18 @@ def lower(
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
 
     @cache
-    def lowering(rounds: int, staggered: bool, parts: int, merged: bool) -> Lowering:
-        return Lowering(replicated(unrolled(schedule, rounds, staggered), parts), limits, modes, name, merged)
+    def lowering(together: int, rounds: int, staggered: bool, parts: int, merged: bool) -> Lowering:
+        cut = replicated(unrolled(gathered(schedule, together), rounds, staggered), parts)
+        return Lowering(cut, limits, modes, name, merged)
 
     def build(choice: Choice) -> Program:
-        return lowering(choice.rounds, choice.staggered, choice.instances, choice.merged).program(choice)
+        parts = (choice.together, choice.rounds, choice.staggered, choice.instances)
+        return lowering(*parts, choice.merged).program(choice)
 
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    paces = PACES if shared_links(schedule) else [pace for pace in PACES if pace != "links"]
+    paces = PACES if shared_links(schedule) else [pace for pace in PACES if pace not in COMPETING]
     tuning = Tuning(schedule, build)
     try:
         return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)

@@ -15,8 +15,11 @@ from ..schedule.schedule import Schedule
 from .actions import Action
 
 #: How sends wait for their turn: not at all; for the send before them on each link; for what arrives before them too;
-#: or for what arrives a little later, where they would start much too early.
-PACES = ("none", "links", "arrivals", "moments")
+#: for what arrives a little later, where they would start much too early; or for a send further back on each link, so
+#: that it has others at hand while one is held up elsewhere.
+PACES = ("none", "links", "ahead", "arrivals", "moments", "further")
+#: How many sends compete where one fills a link.
+COMPETING = {"links": 1, "ahead": 2, "further": 4}
 #: As late as this share of how early it would have been a send may start.
 LATER = 0.5
 #: Starts and arrivals that are less apart are simultaneous.
@@ -34,11 +37,15 @@ def shared_links(schedule: Schedule) -> frozenset[int]:
 
 
 def paced(actions: Sequence[Action], pace: str, at_once: Mapping[int, int]) -> _Waits:
-    """For every send of a rank what else it waits for. `actions` are in the order of their turns, and so are waits:
-    that keeps a program free of deadlocks. O(n log n) for n sends over few links each."""
+    """For every send of a rank what else it waits for, where so many sends `at_once` fill a link (id).
+
+    `actions` are in the order of their turns, and so are waits: that keeps a program free of deadlocks. O(n log n) for
+    n sends over few links each.
+    """
     waits: dict[Action, list[Action]] = defaultdict(list)
     if pace != "none":
-        _wait_for_links(actions, at_once, waits)
+        competing = COMPETING.get(pace, 1)
+        _wait_for_links(actions, {link: competing * number for link, number in at_once.items()}, waits)
     if pace in ("arrivals", "moments"):
         _wait_for_arrivals(actions, LATER if pace == "moments" else 0.0, waits)
     return waits

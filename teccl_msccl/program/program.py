@@ -38,6 +38,12 @@ class Step(NamedTuple):
     hasdep: bool = False
 
 
+def _packable(step: Step) -> bool:
+    type, srcbuf, srcoff, dstbuf, dstoff, cnt, depid, deps, _ = step
+    small = min(srcoff, dstoff, cnt, depid, deps) >= -INT32_MAX and max(srcoff, dstoff, cnt, depid, deps) <= INT32_MAX
+    return small and type in STEP_TYPES and srcbuf in BUFFERS and dstbuf in BUFFERS
+
+
 @dataclass(frozen=True)
 class Threadblock:
     """A threadblock with at most one peer to send to and one to receive from (−1: none), on one channel."""
@@ -117,6 +123,8 @@ class Program:
         if not self.gpus:
             raise InputError(f"{self.name}: no gpu; a program needs at least one")
         for rank, tb, position, step in self.steps():
+            if _packable(step):
+                continue
             where = f"{self.name}: gpu {rank} tb {tb} step {position}"
             if step.type not in STEP_TYPES:
                 raise InputError(f"{where}: type {step.type!r}; use {', '.join(STEP_TYPES)}")

@@ -190,6 +190,8 @@ def _check_connections(program: Program) -> None:
                 if peer >= program.nranks:
                     raise InputError(f"{where}: {verb} peer {peer}; ranks are 0..{program.nranks - 1}")
                 if peer < 0:
+                    if types.isdisjoint([step.type for step in threadblock.steps]):
+                        continue
                     for s, step in enumerate(threadblock.steps):
                         if step.type in types:
                             raise InputError(f"{where} step {s}: {step.type}, but the tb has no {verb} peer; give one")

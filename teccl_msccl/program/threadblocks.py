@@ -154,9 +154,8 @@ def _steps(
 def _action_steps(action: Action, waits: Sequence[tuple[int, int]], waited: bool, chunks: int) -> list[Step]:
     src = action.src or action.dst or Place("i", 0)
     dst = action.dst or action.src or Place("o", 0)
-    *before, (depid, deps) = waits or [(-1, -1)]
-    step = Step(action.type, *src, *dst, cnt=chunks, depid=depid, deps=deps, hasdep=waited)
-    return [*(Step("nop", depid=tb, deps=at) for tb, at in before), step]
+    step = Step(action.type, *src, *dst, chunks, *(waits[-1] if waits else (-1, -1)), waited)
+    return [*(Step("nop", depid=tb, deps=at) for tb, at in waits[:-1]), step]
 
 
 def _threadblock(key: _Key, steps: tuple[Step, ...]) -> Threadblock:

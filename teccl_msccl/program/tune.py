@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
+from .pacing import COMPETING
 from .program import Program
 from .protocol import PROTOCOL, slicing
 from .simulate import ProgramTiming, simulate
@@ -20,9 +21,9 @@ MOST_ROUNDS = 64
 #: How sends wait for their turn where threadblocks are slower than links, and arrivals come late.
 SLOW_PACES = ("none", "links")
 #: What is best as a rule comes first, where not all of it can be tried.
-LIKELY = ("links", "none", "arrivals", "moments")
+LIKELY = ("links", "none", "arrivals", "moments", "ahead", "further")
 #: How long it takes to lower a send that waits for its turn, with one that does not as the unit.
-EFFORT = {"none": 1, "links": 2, "arrivals": 3, "moments": 3}
+EFFORT = {"none": 1, "links": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
 #: Times that differ by less are equal.
@@ -34,15 +35,16 @@ MOST_SENDS_TO_TRY = 60_000
 @dataclass(frozen=True)
 class Choice:
     """What is tuned: the protocol, how sends wait for their turn, into how many parts chunks are cut that move side by
-    side, or in rounds one after the other, maybe staggered, the multiple of the channels that keep the pace, and
-    whether neighbouring chunks that go together are one step, what is passed on is received and sent in one, and
-    connections across hosts have no more channels than they must."""
+    side, or in rounds one after the other, maybe staggered, how many are one chunk instead, the multiple of the
+    channels that keep the pace, and whether neighbouring chunks that go together are one step, what is passed on is
+    received and sent in one, and connections across hosts have no more channels than they must."""
 
     protocol: str
     pace: str = "none"
     instances: int = 1
     rounds: int = 1
     staggered: bool = False
+    together: int = 1
     spread: int = 1
     merged: bool = False
     fused: bool = False
@@ -87,8 +89,10 @@ class Tuning:
         whole = self.best.choice
         self._unroll(paces, spread is None)
         self._offer(replace(whole, pace=pace) for pace in paces)
+        if instances is None:
+            self._gather()
         slow = bool(self.schedule.topology.threadblock_GBps)  # threadblocks, where links may be faster
-        turns = [pace for pace in paces if slow and pace in SLOW_PACES]
+        turns = [pace for pace in paces if pace in COMPETING or (slow and pace in SLOW_PACES)]
         self._multiply(slow and instances is None, spread is None, turns)
         self._choose_protocol(each for each in usable if each != self.best.choice.protocol)
         self._simplify(replace(self.best.choice, merged=True), _steps)
@@ -154,6 +158,18 @@ class Tuning:
             if self._from_call_us(self.best) > self._from_call_us(before):
                 self._best = before
         return fits
+
+    def _gather(self) -> None:
+        """Fewer and larger chunks, where they need no rounds."""
+        choice, nchunks = self.best.choice, self.schedule.demand.nchunks
+        if choice.rounds == 1:
+            in_vain = 0
+            for together in (each for each in range(2, nchunks + 1) if nchunks % each == 0):
+                before = self.best
+                self._offer([replace(choice, together=together)])
+                in_vain = in_vain + 1 if self.best is before else 0
+                if in_vain == 2:
+                    break
 
     def _most_rounds(self) -> int:
         """As many parts as leave the busiest rank room in a file for its sends and receives, each with its wait."""
@@ -240,7 +256,8 @@ class Tuning:
         return simulate(program, self.schedule.topology, self.schedule.demand.size_bytes, neutral=neutral)
 
     def _cost(self, choice: Choice) -> int:
-        return len(self.schedule.sends) * choice.instances * choice.rounds * EFFORT[choice.pace]
+        parts = choice.instances * choice.rounds
+        return len(self.schedule.sends) * parts * EFFORT[choice.pace] // choice.together
 
     @property
     def _good_enough(self) -> bool:

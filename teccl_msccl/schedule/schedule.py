@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,10 +49,17 @@ class Schedule:
 
     def ends(self, send: Send) -> tuple[int, int]:
         """The ranks that `send` goes from and to."""
-        topology = self.topology
-        source = topology.link_by_id[send.path[0]].src
-        target = topology.link_by_id[send.path[-1]].dst
-        return topology.rank_of[source], topology.rank_of[target]
+        sources, targets = self._ranks_at_links
+        return sources[send.path[0]], targets[send.path[-1]]
+
+    @cached_property
+    def _ranks_at_links(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Link id → the rank that it comes from, or goes to, of those that do."""
+        rank_of, links = self.topology.rank_of, self.topology.links
+        return (
+            {link.id: rank_of[link.src] for link in links if link.src in rank_of},
+            {link.id: rank_of[link.dst] for link in links if link.dst in rank_of},
+        )
 
     def arrival_us(self, send: Send) -> float:
         """When all of the chunk has arrived: start + Σα + bytes / least bandwidth of the path."""
