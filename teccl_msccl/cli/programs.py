@@ -63,15 +63,15 @@ def _of_groups(schedule: Schedule, file: Path, prove: Callable[[Sequence[Schedul
 
 
 def untold(collective: str) -> str:
-    """Why an MSCCL XML cannot say `collective`; empty where it can."""
+    """Why an MSCCL XML, and an MSCCL++ plan made of the same steps, cannot say `collective`; empty where they can."""
     if collective == "alltoallv":
         return (
-            "an MSCCL XML has chunks of one size and no counts, so it cannot say an alltoallv's matrix; an alltoall of "
-            "blocks as large as the largest has a file"
+            "programs (MSCCL XML, and MSCCL++ plans made of the same steps) have chunks of one size and no counts, so "
+            "they cannot say an alltoallv's matrix; an alltoall of blocks as large as the largest has a file"
         )
     if collective == "custom":
         return (
-            "an MSCCL XML names a collective of all ranks, so it cannot say a custom demand; a collective of some "
-            "ranks (--group) has a file of its own"
+            "programs (MSCCL XML, MSCCL++ plans) name a collective of all ranks, so they cannot say a custom demand; a "
+            "collective of some ranks (--group) has a file of its own"
         )
     return ""
