@@ -18,7 +18,7 @@ from .choices import Choices, Free, Key, Sends
 from .epochs import EpochGrid
 from .formulation import Block, Floats, Formulation, Ints, numbered, runs
 from .handover import hand_over, set_start
-from .ruled import placed_under
+from .ruled import paced, placed_under
 from .rules import NO_RULES, Rules
 from .solver import Outcome, new_model, solve
 from .timing import Timing
@@ -275,7 +275,8 @@ class Milp:
     # -- the answer ------------------------------------------------------------------------------------
 
     def _read(self, chosen: list[Key]) -> Schedule:
-        """The chosen sends that serve somebody, re-timed in continuous time unless rules bind them to their epochs."""
+        """The chosen sends that serve somebody, re-timed in continuous time unless rules bind them to their
+        epochs."""
         needed = {(c.id, v) for c in self.grid.demand.chunks for v in c.want}
         sends = []
         for c, p, k in sorted(chosen, key=lambda key: (-key[2], key)):
@@ -287,6 +288,8 @@ class Milp:
         schedule = Schedule(self.grid.topology, self.grid.demand, tuple(sends), 0.0)
         if not self.rules.constrain:
             return schedule.retimed()
+        if self.rules.relay_chunks is None and not schedule.multicasts():
+            return paced(self.timing, schedule)
         return replace(schedule, finish_us=max((self.timing.arrival_us(schedule, send) for send in sends), default=0.0))
 
 

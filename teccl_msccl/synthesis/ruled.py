@@ -22,8 +22,7 @@ def placed_under(timing: Timing, schedule: Schedule) -> dict[Key, int]:
     room, on ways over GPUs that have or want the chunk. Raises `Refused` where there is no such way.
     """
     plan = _Plan(timing)
-    number = {path.links: p for p, path in enumerate(timing.grid.paths)}
-    sends = [(send.chunk, number[send.path]) for send in sorted(schedule.sends, key=lambda send: send.start_us)]
+    sends = [(send.chunk, timing.path_of[send.path]) for send in sorted(schedule.sends, key=lambda send: send.start_us)]
     room = timing.rules.relay_chunks
     if room is None:
         for send in sends:
@@ -40,6 +39,29 @@ def placed_under(timing: Timing, schedule: Schedule) -> dict[Key, int]:
         while not plan.place([(id, path) for path in paths], earliest, room, {*chunk.origin, *chunk.want}):
             earliest += 1
     return dict.fromkeys(plan.placed, 1)
+
+
+def paced(timing: Timing, schedule: Schedule) -> Schedule:
+    """The schedule's sends in their order, each as early as links with a share of their bandwidth allow, on no epochs.
+
+    For schedules without copies made by switches, where relays have any room.
+    """
+    here = {(chunk.id, rank): 0.0 for chunk in schedule.demand.chunks for rank in chunk.origin}
+    free_us: dict[int, float] = defaultdict(float)
+    sends = []
+    for send in sorted(schedule.sends, key=lambda send: send.start_us):
+        path = timing.path_of[send.path]
+        source, target = schedule.ends(send)
+        start = here[send.chunk, source]
+        for hop, link in enumerate(send.path):
+            start = max(start, free_us[link] - timing.window_us(path, hop, 0.0)[0])
+        for hop, link in enumerate(send.path):
+            _, free_us[link] = timing.window_us(path, hop, start)
+        sends.append(send._replace(start_us=start))
+        there = timing.arrival_us(schedule, sends[-1])
+        here[send.chunk, target] = min(there, here.get((send.chunk, target), there))
+    finish_us = max((here[chunk.id, rank] for chunk in schedule.demand.chunks for rank in chunk.want), default=0.0)
+    return Schedule(schedule.topology, schedule.demand, tuple(sends), finish_us)
 
 
 class _Plan:

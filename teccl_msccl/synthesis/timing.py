@@ -20,8 +20,7 @@ _SAME = 1e-9
 class Timing:
     """Epochs of sends on `grid` under `rules`, counted from the epoch in which a send starts.
 
-    Where rules constrain, sends keep the beginnings of their epochs (no event simulation moves them): a link takes one
-    at a time, from when the head reaches it until all has crossed.
+    Where rules constrain, a link takes one send at a time, from when the head reaches it until all has crossed.
     """
 
     def __init__(self, grid: EpochGrid, rules: Rules) -> None:
@@ -56,16 +55,20 @@ class Timing:
         if not self.rules.constrain:
             return range(self.grid.span[link])
         path, hop = self._path_and_hop[crossing]
-        tau = self.grid.tau_us
+        start_us = epoch * self.grid.tau_us
+        begin, end = ((time - start_us) / self.grid.tau_us for time in self.window_us(path, hop, start_us))
+        first = floor(begin + _SAME)
+        return range(first, max(first + 1, ceil(end - _SAME)))
+
+    def window_us(self, path: int, hop: int, start_us: float) -> tuple[float, float]:
+        """When a send that starts then reaches a link of its path, and when it has crossed it."""
         head, slowest, alone = 0.0, 0.0, 0.0
         for id in self.grid.paths[path].links[: hop + 1]:
             alone = self.grid.topology.link_by_id[id].beta_us(self.grid.chunk_bytes)
             slowest = max(slowest, alone)
-            begin = head + slowest - alone
+            begin = start_us + head + slowest - alone
             head += self.grid.topology.link_by_id[id].alpha_us
-        end = begin + self.rules.takes_us({link: alone}, epoch * tau + begin)
-        first = floor(begin / tau + _SAME)
-        return range(first, max(first + 1, ceil(end / tau - _SAME)))
+        return begin, begin + self.rules.takes_us({self.grid.paths[path].links[hop]: alone}, begin)
 
     def arrivals(self, path: Ints, epoch: Ints) -> Ints:
         """`arrival` of each."""
@@ -83,10 +86,11 @@ class Timing:
     def arrival_us(self, schedule: Schedule, send: Send) -> float:
         """When a send of the schedule is there."""
         nbytes = schedule.demand.chunks[send.chunk].bytes
-        return send.start_us + self._takes_us(self._path_of[send.path], send.start_us, nbytes)
+        return send.start_us + self._takes_us(self.path_of[send.path], send.start_us, nbytes)
 
     @cached_property
-    def _path_of(self) -> dict[tuple[int, ...], int]:
+    def path_of(self) -> dict[tuple[int, ...], int]:
+        """Paths by their links."""
         return {path.links: p for p, path in enumerate(self.grid.paths)}
 
     def _takes_us(self, path: int, start_us: float, nbytes: float) -> float:
