@@ -210,6 +210,17 @@ def left_shift(
 def dispatch(
     network: Network, demand: Demanded, chunk: list[int], path: list[int], priority: list[float]
 ) -> _Sends: ...
+def dispatch_longest_first(
+    network: Network,
+    demand: Demanded,
+    chunk: list[int],
+    path: list[int],
+    start_us: list[float],
+    arrival_us: list[float],
+    load_weight: float,
+    noise: float,
+    seed: int,
+) -> _Sends: ...
 def justify(
     network: Network,
     demand: Demanded,

@@ -171,6 +171,58 @@ def test_justification_puts_first_what_has_farthest_to_go():
     assert router.justified(routes).finish_us == pytest.approx(2.0)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    machines(),
+    st.sampled_from(["allgather", "broadcast", "allreduce"]),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 1.0, 1000.0]),
+    st.integers(0, 99),
+)
+def test_dispatched_trees_are_the_same_sends_in_a_valid_schedule(topology, collective, count, load_weight, seed):
+    router = Router(topology, demand_for(collective, topology.nranks, 1e6, count))
+    trees, busy = router.packed(0.1, 3, 0.0, seed)
+    played = router.dispatched(trees, load_weight=load_weight, noise=0.5, seed=seed)
+    assert Counter(zip(played.chunk, played.way, strict=True)) == Counter(zip(trees.chunk, trees.way, strict=True))
+    schedule = router.schedule(played)
+    schedule.validate()
+    assert busy * (1 - 1e-9) <= schedule.finish_us <= played.finish_us * (1 + 1e-9)
+    assert played.lists() == router.dispatched(trees, load_weight=load_weight, noise=0.5, seed=seed).lists()
+
+
+@pytest.mark.parametrize("nranks, count", [(2, 3), (4, 5), (6, 16)])
+def test_chunks_go_down_a_line_without_a_pause(nranks, count):
+    """And back up it, when they are reduced: every hop of the last chunk but its first is one more."""
+    topology = machine("g" * nranks, [(i, i + 1, 10, 0.5) for i in range(nranks - 1)])
+    slot, hops = 1e6 / count / 1e4, nranks - 1
+    for collective, machine_of, root in (("broadcast", topology, 0), ("reduce", topology, nranks - 1)):
+        router = Router(machine_of, demand_for(collective, nranks, 1e6, count, root))
+        trees, _ = router.packed(0.1, 1, 0.0, 0)
+        played = router.dispatched(trees, load_weight=0.0, noise=0.0, seed=0)
+        assert played.finish_us == pytest.approx((count + hops - 1) * slot + hops * 0.5)
+
+
+def test_what_goes_on_farther_leaves_first_and_chunks_begin_in_turn():
+    router, routes = line_with_a_wrong_order()
+    for begins, finish in ((0.0, 2.0), (5.0, 3.0)):  # of the chunk that has to go on
+        unshared = routes.delayed(np.array([0.0, begins - 1.0]))
+        played = router.dispatched(unshared, load_weight=0.0, noise=0.0, seed=0)
+        assert played.finish_us == pytest.approx(finish)
+
+
+@pytest.mark.parametrize("load_weight, slots", [(0.0, 3), (1.0, 2)])
+def test_links_with_much_to_carry_go_first(load_weight, slots):
+    """0 → 2, 3; 1 → 2 and 4 → 3 over a switch: where the two that ask for one thing each go first, GPU 0 waits."""
+    topology = machine("gggggs", [(i, 5, 1, 0.0) for i in (0, 1, 4)] + [(5, i, 1, 0.0) for i in (2, 3)])
+    ends = [(1, 2), (4, 3), (0, 2), (0, 3)]
+    chunk = demand_for("broadcast", 5, 1e3, 1).chunks[0].__class__
+    chunks = tuple(chunk(i, (source,), (target,), 1e3) for i, (source, target) in enumerate(ends))
+    router = Router(topology, Demand("pairs", 5, chunks, 1, 4e3))
+    way = {(topology.link_by_id[p[0]].src, topology.link_by_id[p[-1]].dst): i for i, p in enumerate(router.paths)}
+    routes = Routes(np.arange(4), np.array([way[pair] for pair in ends]), np.zeros(4), np.ones(4))
+    assert router.dispatched(routes, load_weight=load_weight, noise=0.0, seed=0).finish_us == pytest.approx(slots)
+
+
 def test_rerouting_repairs_a_poor_start():
     """A ring of 4 in which everything goes one way round takes 3/2 of what both ways take."""
     topology = Topology.load("ring-4")

@@ -113,6 +113,20 @@ void bind_search(py::module_& module) {
       },
       py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("priority"));
   module.def(
+      "dispatch_longest_first",
+      [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
+         const std::vector<double>& start_us, const std::vector<double>& arrival_us, double load_weight, double noise,
+         std::uint64_t seed) {
+        Sends sends = timed_sends(chunk, path, start_us, arrival_us);
+        {
+          py::gil_scoped_release release;
+          dispatch_longest_first(network, demand.chunks, sends, load_weight, noise, seed);
+        }
+        return columns(sends);
+      },
+      py::arg("network"), py::arg("demand"), py::arg("chunk"), py::arg("path"), py::arg("start_us"),
+      py::arg("arrival_us"), py::arg("load_weight"), py::arg("noise"), py::arg("seed"));
+  module.def(
       "justify",
       [](const Network& network, const Demanded& demand, const std::vector<int>& chunk, const std::vector<int>& path,
          const std::vector<double>& start_us, const std::vector<double>& arrival_us, bool shared, int rounds,

@@ -77,6 +77,12 @@ class RouteSearch:
         """The same sends on the same paths, reordered for an earlier finish; `shared`: their times are not feasible."""
         return Routes(*_core.justify(self._network, self._demand, *routes.lists(), shared, rounds, noise, seed))
 
+    def dispatched(self, routes: Routes, *, load_weight: float, noise: float, seed: int) -> Routes:
+        """The same sends on the same paths, those first after which the longest way is to go, less the time at which
+        their chunk begins, and whose links have most to carry yet. Other times say only what waits for what."""
+        sends = _core.dispatch_longest_first(self._network, self._demand, *routes.lists(), load_weight, noise, seed)
+        return Routes(*sends)
+
     def rerouted(self, routes: Routes, target_us: float, moves: int, seed: int) -> Routes:
         """Chunks that arrive after `target_us` torn out and put back, `moves` times."""
         return Routes(*_core.reroute(self._network, self._demand, *routes.lists(), target_us, moves, True, seed))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from math import inf, log
+from math import inf, isfinite, log
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from .routes import Router, Routes, RouteSearch
 from .settings import Settings
 
 #: What a tree's depth counts against the load of its links; deep trees have the throughput, shallow ones the latency.
-DEPTH_WEIGHTS = (0.01, 0.1, 1.0, 10.0)
+DEPTH_WEIGHTS = (0.001, 0.01, 0.1, 1.0, 10.0)
 #: Times that every tree is grown anew while they are packed.
 PACKING_ROUNDS = 16
 #: Chunk counts for which trees are packed: the best so far and, of those that do about as well, the larger.
@@ -38,6 +38,16 @@ MOST_CONTENDERS = 16
 PATIENCE = 4
 #: How far between the lower bound and the finish a chunk may arrive and not be late; the rounds take turns.
 TARGETS = (0.9, 0.7, 0.97, 0.5)
+#: Where the longest way goes first: how far apart the chunks of one origin begin, as a share of the bound, and how much
+#: links count that have much to carry yet. What is copied need not wait; what is gathered and spread does both at once.
+PLAYS = ((0.0, 0.0), (0.0, 1.0), (0.0, 1000.0), (0.25, 0.0), (0.25, 1000.0))
+#: By what share of its time a send may go out of turn there.
+NOISE = 0.5
+#: Of the plays of one packing, those that are justified.
+JUSTIFIED = 2
+#: Packings that did best, packed again with other seeds for so much of the time that is left.
+REPACKED = 4
+REPACKING_SHARE = 0.15
 #: Gains below this share are none, and a contender this much worse than the incumbent for its chunk count not told.
 NO_GAIN = 1e-9
 #: Seconds that a unit of work took on a slow machine: for what would not end in time, until it has been measured.
@@ -56,6 +66,10 @@ class Field:
     improved: Callable[[Schedule], None]
     done: Callable[[], bool]
     seconds_left: Callable[[], float]
+
+
+#: Trees by where they are packed and what depth counts.
+Kind = tuple[RouteSearch, float]
 
 
 @dataclass
@@ -185,7 +199,16 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         routes = None if known is None else router.routes(known)
         if routes is not None:
             contenders.append(Contender(router, routes, settings.seed))
+
+    def planted(kinds: list[Kind], seed: int) -> Iterator[tuple[Routes, Kind]]:
+        """Trees of all kinds, and how they do."""
+        routes = pool.map(lambda kind: _planted(kind[0], kind[1], field.floor_us, seed), kinds)
+        for each, kind in zip(routes, kinds, strict=True):
+            contenders.append(Contender(kind[0], each, settings.seed))
+            yield each, kind
+
     pace = SECONDS_PER_UNIT
+    packed: list[tuple[Routes, Kind]] = []
     for demand in _promising(field)[:MOST_PACKED]:
         router = routers[demand.nchunks]
         depths = len(DEPTH_WEIGHTS)
@@ -193,9 +216,16 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         if units * pace > 0.3 * field.seconds_left() or field.done():
             continue
         began = time.monotonic()
-        packed = pool.map(lambda depth: _planted(router, depth, field.floor_us, settings.seed), DEPTH_WEIGHTS)  # noqa: B023
-        contenders += [Contender(router, routes, settings.seed) for routes in packed]
+        packed += planted([(router, depth) for depth in DEPTH_WEIGHTS], settings.seed)
         pace = (time.monotonic() - began) / units
+    packed.sort(key=lambda each: each[0].finish_us)
+    best = [kind for _, kind in packed[:REPACKED]]
+    until = field.seconds_left() * (1 - REPACKING_SHARE)
+    for seed in count(settings.seed + 1) if best and settings.rounds is None and isfinite(until) else ():
+        least_us = min(contender.finish_us for contender in contenders)
+        if field.seconds_left() <= until or least_us <= field.floor_us * (1 + CLOSED) or field.done():
+            break
+        list(planted(best, seed))
     contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
     return contenders[:MOST_CONTENDERS]
 
@@ -215,7 +245,8 @@ def _promising(field: Field) -> list[Demand]:
 
 
 def _planted(router: RouteSearch, depth_weight: float, floor_us: float, seed: int) -> Routes:
-    """Packed trees, played: all chunks at once, as late as the bound allows or in turns, whichever is best."""
+    """Packed trees, played: all chunks at once, as late as the bound allows or in turns, and the longest way first,
+    whichever is best."""
     try:
         trees, _ = router.packed(depth_weight, PACKING_ROUNDS, 0.0, seed)
     except ValueError as error:
@@ -225,4 +256,8 @@ def _planted(router: RouteSearch, depth_weight: float, floor_us: float, seed: in
     spare = np.maximum(0.0, floor_us - height)
     delays = (np.zeros_like(height), spare, spare * router.turns)
     played = [router.justified(trees.delayed(delay), shared=True, rounds=-1) for delay in delays]
-    return router.justified(min(played, key=lambda routes: routes.finish_us))
+    for share, load_weight in PLAYS:
+        staggered = trees.delayed(share * floor_us * router.turns)
+        played.append(router.dispatched(staggered, load_weight=load_weight, noise=NOISE, seed=seed))
+    played.sort(key=lambda routes: routes.finish_us)
+    return min((router.justified(routes) for routes in played[:JUSTIFIED]), key=lambda routes: routes.finish_us)
