@@ -40,11 +40,11 @@ PATIENCE = 4
 TARGETS = (0.9, 0.7, 0.97, 0.5)
 #: Where the longest way goes first: how far apart the chunks of one origin begin, as a share of the bound, and how much
 #: links count that have much to carry yet. What is copied need not wait; what is gathered and spread does both at once.
-PLAYS = ((0.0, 0.0), (0.0, 1.0), (0.0, 1000.0), (0.25, 0.0), (0.25, 1000.0))
+PLAYS = ((0.0, 0.0), (0.0, 1.0), (0.0, 1000.0), (0.18, 0.0), (0.25, 0.0), (0.25, 1000.0))
 #: By what share of its time a send may go out of turn there.
 NOISE = 0.5
 #: Of the plays of one packing, those that are justified.
-JUSTIFIED = 2
+JUSTIFIED = 3
 #: Packings that did best, packed again with other seeds for so much of the time that is left.
 REPACKED = 4
 REPACKING_SHARE = 0.15
