@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from lowered import greedy, require_right
-from schedules_by_hand import alltoall_on_a_line, everyone_exchanges, ring
+from schedules_by_hand import alltoall_on_a_line, by_hand, everyone_exchanges, ring
 from strategies_lower import wild_schedules
 
+from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.errors import Refused
 from teccl_msccl.program.channels import most_threadblocks
 from teccl_msccl.program.lower import Lowering
@@ -56,3 +57,12 @@ def test_any_schedule_with_one_credit(schedule: Schedule, pace: str, merged: boo
 @pytest.mark.parametrize("schedule", [everyone_exchanges(5), alltoall_on_a_line(6), ring(6)])
 def test_by_hand(schedule: Schedule) -> None:
     require_right(crowded(schedule).program(Choice("LL")), schedule, slots=(1,))
+
+
+def test_steps_of_several_chunks_do_not_wait_for_each_other() -> None:
+    """Three chunks each way in a step: one that is sent first does not end before they are received."""
+    hops = [(3, 1, 0), (0, 0, 1), (5, 1, 0), (2, 0, 1), (1, 0, 1), (4, 1, 0)]
+    schedule = by_hand(load("full-2").topology, demand_for("allgather", 2, 1.0, 3), hops)
+    program = crowded(schedule, merged=True).program(Choice("Simple", merged=True))
+    assert {step.cnt for _, _, _, step in program.steps()} == {3}
+    require_right(program, schedule, slots=(1,))

@@ -18,7 +18,8 @@ def in_order_of_moments(
 
     In the order of turns a send would stand where its data arrives, behind whatever arrives while it is on its way.
     Moments keep a program free of deadlocks, too: every wait is for an earlier one, and a send's is not after that of
-    its arrival. `actions` are in the order of their turns. O(n log n).
+    its arrival. A send of several chunks may need its receive to go on, so its moment is the same. `actions` are in
+    the order of their turns. O(n log n).
     """
     moments: dict[Action, _Moment] = {}
     sent: dict[Stream, float] = {}  # when the stream's last transfer arrives
@@ -29,7 +30,7 @@ def in_order_of_moments(
         assert action.connection is not None
         stream = channels.stream(action.connection, action.position)
         earlier = [moments[each][0] for each in (*action.after, *waits.get(action, ()))]
-        due_us = max(action.start_us, sent.get(stream, 0.0), *earlier)
+        due_us = max(action.start_us, sent.get(stream, 0.0), *earlier) if action.chunks == 1 else action.arrival_us
         moments[action] = (min(due_us, action.arrival_us), action.turn, 0)
         sent[stream] = action.arrival_us
     return sorted(actions, key=moments.__getitem__)
