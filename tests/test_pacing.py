@@ -21,7 +21,7 @@ from teccl_msccl.program.actions import plan_actions
 from teccl_msccl.program.check import check
 from teccl_msccl.program.instances import gathered, replicated, unrolled
 from teccl_msccl.program.lower import Lowering, lower
-from teccl_msccl.program.pacing import PACES, paced
+from teccl_msccl.program.pacing import PACES, paced, slow_links
 from teccl_msccl.program.placement import MODES
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.simulate import simulate
@@ -88,8 +88,25 @@ def test_waits_are_for_earlier_turns(schedule: Schedule, at_once: int, pace: str
     for plan in plan_actions(schedule, frozenset({"outofplace"})):
         links = {link.id: at_once for link in schedule.topology.links}
         assert all(before.turn <= after.turn for before, after in pairwise(plan.actions))
-        for action, waits in paced(plan.actions, pace, links).items():
+        for action, waits in paced(plan.actions, pace, links, frozenset(links)).items():
             assert all(earlier.turn < action.turn for earlier in waits)
+
+
+@pytest.mark.parametrize("target", ["executor", "rccl"])
+def test_sends_over_slow_links_wait_for_what_arrives_before_them(target: str) -> None:
+    """Sums over NVLink and the network: its sends, and none else, wait for arrivals, or for what has become
+    of them, that precede them."""
+    schedule = greedy(Problem(load("dgx-a100x2").topology, "reduce_scatter", 1e6))
+    slow = slow_links(schedule)
+    links = schedule.topology.link_by_id
+    assert {links[link].kind for link in slow}.isdisjoint({"nvlink"}) and slow
+    waited = set()
+    for plan in plan_actions(schedule, frozenset({"outofplace"}), fused=TARGETS[target].fused_receives):
+        for send, waits in paced(plan.actions, "slow", {}, slow).items():
+            for earlier in waits:
+                assert not slow.isdisjoint(send.links) and earlier.arrival_us <= send.start_us + 1e-3
+                waited.add(earlier.type)
+    assert waited == ({"rrc"} if target == "executor" else {"re"})
 
 
 @pytest.mark.parametrize("name", HAND_MADE)

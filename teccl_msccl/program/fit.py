@@ -16,7 +16,7 @@ from .dependencies import order_hazards
 from .fusion import FusedRank, fuse
 from .interleaving import in_order_of_moments
 from .narrowing import narrowed, time_lost
-from .pacing import paced, shared_links
+from .pacing import paced, shared_links, slow_links
 from .placement import Layout
 from .program import Gpu
 from .targets import FEWEST_SMS, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target
@@ -26,7 +26,7 @@ from .threadblocks import Crew, build_rank
 COPYING_SHARE = 0.2
 #: Threadblocks for local copies, or for local reductions; of the latter so many at least, that few wait in vain.
 MOST_LOCAL_THREADBLOCKS = 8
-FEWEST_REDUCERS = 4
+FEWEST_REDUCERS = 8
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ class Fitter:
         at_once = {
             link: ceil(links[link].bandwidth_GBps / limit) if limit else 1 for link in shared_links(self.schedule)
         }
-        return [paced(plan.actions, pace, at_once) for plan in self.plans]
+        slow = slow_links(self.schedule)
+        return [paced(plan.actions, pace, at_once, slow) for plan in self.plans]
 
     @cached_property
     def crew(self) -> Crew:

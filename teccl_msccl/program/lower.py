@@ -14,7 +14,7 @@ from .fit import Fitter, check_transfers
 from .instances import gathered, replicated, unrolled
 from .merging import merge
 from .nearest import Asked, nearest
-from .pacing import COMPETING, PACES, shared_links
+from .pacing import COMPETING, PACES, shared_links, slow_links
 from .placement import MODES, Layout
 from .program import PROTOCOLS, Program
 from .targets import CREDITS, MOST_SCRATCH_BYTES, TARGETS, Target, target_named
@@ -79,7 +79,10 @@ def lower(
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
     protocols = [each for each in AUTO_PROTOCOLS if each not in suspect] if protocol == "auto" else [protocol]
-    paces = PACES if shared_links(schedule) else [pace for pace in PACES if pace not in COMPETING]
+    needless = {"slow"} if not slow_links(schedule) else set()
+    if not shared_links(schedule):
+        needless |= set(COMPETING)
+    paces = [pace for pace in PACES if pace not in needless]
     tuning = Tuning(schedule, build)
     try:
         return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)

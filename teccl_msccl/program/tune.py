@@ -21,9 +21,9 @@ MOST_ROUNDS = 64
 #: How sends wait for their turn where threadblocks are slower than links, and arrivals come late.
 SLOW_PACES = ("none", "links")
 #: What is best as a rule comes first, where not all of it can be tried.
-LIKELY = ("links", "none", "arrivals", "moments", "ahead", "further")
+LIKELY = ("links", "slow", "none", "arrivals", "moments", "ahead", "further")
 #: How long it takes to lower a send that waits for its turn, with one that does not as the unit.
-EFFORT = {"none": 1, "links": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
+EFFORT = {"none": 1, "links": 2, "slow": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
 #: Times that differ by less are equal.
