@@ -45,7 +45,7 @@ PLAYS = ((0.0, 0.0), (0.0, 1.0), (0.0, 1000.0), (0.18, 0.0), (0.25, 0.0), (0.25,
 NOISE = 0.5
 #: Of the plays of one packing, those that are justified.
 JUSTIFIED = 3
-#: Packings that did best, packed again with other seeds for so much of the time that is left.
+#: Packings that did best, and better than what was known, packed again with other seeds for so much of the time left.
 REPACKED = 4
 REPACKING_SHARE = 0.15
 #: Gains below this share are none, and a contender this much worse than the incumbent for its chunk count not told.
@@ -219,7 +219,8 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         packed += planted([(router, depth) for depth in DEPTH_WEIGHTS], settings.seed)
         pace = (time.monotonic() - began) / units
     packed.sort(key=lambda each: each[0].finish_us)
-    best = [kind for _, kind in packed[:REPACKED]]
+    leading = bool(packed) and packed[0][0].finish_us <= min(contender.finish_us for contender in contenders)
+    best = [kind for _, kind in packed[:REPACKED]] if leading else []
     until = field.seconds_left() * (1 - REPACKING_SHARE)
     for seed in count(settings.seed + 1) if best and settings.rounds is None and isfinite(until) else ():
         least_us = min(contender.finish_us for contender in contenders)
