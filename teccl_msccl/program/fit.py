@@ -24,7 +24,8 @@ from .threadblocks import Crew, build_rank
 
 #: Local copies that others wait for may take this share of the schedule's time.
 COPYING_SHARE = 0.2
-#: Threadblocks for local copies, or for local reductions; of the latter so many at least, that few wait in vain.
+#: Threadblocks for local copies, or for local reductions, unless more must be to end with the transfers; of the latter
+#: so many at least, that few wait in vain.
 MOST_LOCAL_THREADBLOCKS = 8
 FEWEST_REDUCERS = 8
 
@@ -178,7 +179,8 @@ class Fitter:
             return 1
         nbytes = max(sum(action.nbytes for action in plan.actions if does(action)) for plan in self.plans)
         alone_us = nbytes / (threadblock_GBps / 2 * 1e3)
-        return max(1, min(MOST_LOCAL_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us))))
+        soon = min(MOST_LOCAL_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us)))
+        return max(1, soon, ceil(alone_us / finish_us))
 
 
 def check_transfers(plans: Sequence[RankPlan]) -> None:
