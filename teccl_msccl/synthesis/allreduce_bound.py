@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..topology.model import Topology
 from ..topology.symmetry import automorphism_generators
+from .arborescence import TIGHT, Matrix, arborescence
 from .budget import UNLIMITED, Budget
 from .crossing import filling_time
 from .solver import new_model, solve_linear
@@ -26,10 +27,7 @@ from .solver import new_model, solve_linear
 MAX_GPUS = 64
 MAX_ROUNDS = 40
 _CLOSE = 1e-4
-#: Arcs this share of the dearest above the cheapest are as cheap.
-_TIGHT = 1e-13
 
-Matrix = NDArray[np.float64]
 Latencies = Mapping[int, Mapping[int, float]]
 
 
@@ -111,7 +109,7 @@ class _TreeProgram:
         """The bound that these prices prove; every root is tried."""
         prices = np.maximum(prices, 0)
         far = self.distances(prices)
-        cost = _cheapest(far, range(len(far)))[0] - 4 * len(far) * _TIGHT * float(far.max())  # what ties may have cost
+        cost = _cheapest(far, range(len(far)))[0] - 4 * len(far) * TIGHT * float(far.max())  # what ties may have cost
         earning = [
             (price * bandwidth, soonest)
             for price, bandwidth, soonest in zip(prices, self.bandwidth, self.soonest, strict=True)
@@ -222,45 +220,3 @@ def _cheapest(far: Matrix, roots: Iterable[int]) -> tuple[float, list[tuple[int,
         if cost < best[0]:
             best = cost, arcs
     return best
-
-
-def arborescence(cost: Matrix, root: int) -> list[int]:
-    """The parent of every vertex (the root's is itself) in a least arborescence out of `root` over a complete digraph:
-    Chu-Liu and Edmonds, contracting all strong components of tight arcs at once. O(n² · rounds), rounds mostly < log n.
-    """
-    slack = cost.copy()
-    np.fill_diagonal(slack, np.inf)
-    slack[:, root] = np.inf
-    others = np.arange(len(cost)) != root
-    slack[:, others] -= slack[:, others].min(axis=0)  # every vertex but the root is entered once
-    tight = slack <= _TIGHT * np.max(cost, where=np.isfinite(cost), initial=1e-300)
-    parents = _reached(tight, root)
-    if len(parents) == len(cost):
-        return [parents[v] for v in range(len(cost))]
-    groups = [list(group) for group in igraph.Graph.Adjacency(tight.tolist()).connected_components(mode="strong")]
-    order = [v for group in groups for v in group]
-    begins = np.cumsum([0] + [len(group) for group in groups[:-1]])
-    smaller = np.minimum.reduceat(np.minimum.reduceat(slack[order][:, order], begins, axis=0), begins, axis=1)
-    top = next(i for i, group in enumerate(groups) if root in group)
-    parents = {}
-    for i, above in enumerate(arborescence(smaller, top)):
-        group = groups[i]
-        block = slack[groups[above]][:, group]
-        u, entered = divmod(int(block.argmin()), len(group))
-        within = _reached(tight[group][:, group], entered)
-        parents.update({group[v]: group[parent] for v, parent in within.items()})
-        if i != top:  # the root is a group of its own
-            parents[group[entered]] = groups[above][u]
-    return [parents[v] for v in range(len(cost))]
-
-
-def _reached(tight: NDArray[np.bool_], root: int) -> dict[int, int]:
-    """The vertices that tight arcs lead to from `root`, and a parent of each."""
-    parents = {root: root}
-    queue = [root]
-    for u in queue:
-        for v in np.flatnonzero(tight[u]).tolist():
-            if v not in parents:
-                parents[v] = u
-                queue.append(v)
-    return parents

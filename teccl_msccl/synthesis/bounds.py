@@ -23,6 +23,7 @@ from .budget import UNLIMITED, Budget
 from .crossing import Traffic, best_crossing
 from .flow import flow_bound
 from .large_bounds import large_bounds
+from .rooted_trees import rooted_bound
 
 _SOURCE, _SINK = "source", "sink"
 #: Hosts of which every set is tried as a cut, and links up to which the least cut around a set of hosts is computed.
@@ -89,8 +90,22 @@ def lower_bounds(topology: Topology, demand: Demand, budget: Budget = UNLIMITED)
 
 def program_bounds(topology: Topology, demand: Demand, budget: Budget = UNLIMITED) -> tuple[Bound, ...]:
     """`lower_bounds` for what a program can say: it names the GPU that it sends to but not the way, so that links on
-    no direct path count for nothing. A schedule of other paths may be faster."""
-    return lower_bounds(on_direct_paths(topology), demand, budget)
+    no direct path count for nothing. A schedule of other paths may be faster. With `trees` for broadcast and reduce
+    (see `rooted_trees`)."""
+    topology = on_direct_paths(topology)
+    bounds = (*lower_bounds(topology, demand, budget), *_rooted(topology, demand, budget))
+    return tuple(sorted(bounds, key=lambda bound: -bound.bound_us))
+
+
+def _rooted(topology: Topology, demand: Demand, budget: Budget) -> Iterator[Bound]:
+    """What the trees cost down which a root's data goes or, backwards, comes."""
+    if demand.collective not in ("broadcast", "reduce") or demand.groups or demand.root is None:
+        return
+    way = topology if demand.collective == "broadcast" else topology.reversed()
+    bound = rooted_bound(way, demand.size_bytes, demand.root, latencies(way), budget)
+    if bound is not None:
+        priced = sum(price > 0 for price in bound.prices.values())
+        yield Bound("trees", bound.bound_us, f"prices of {priced} links at which any tree of the root costs more")
 
 
 def _groups_alone(topology: Topology, demand: Demand, budget: Budget) -> list[Bound]:

@@ -16,8 +16,8 @@ from .mirror import chained, mirrored
 
 #: Chunk counts worth trying: small ones for latency, multiples of 2 and 3 to fill links of 1:2 and 1:3 bandwidth.
 CHUNK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-#: A rooted collective pipelines its chunks down a tree, so more of them help.
-ROOTED_CHUNK_COUNTS = CHUNK_COUNTS
+#: A rooted collective pipelines its chunks down trees, so more of them help.
+ROOTED_CHUNK_COUNTS = (*CHUNK_COUNTS, 128, 192, 256, 384)
 #: Steps a rank's file may hold, less threadblocks, waits and a margin.
 _STEPS_PER_RANK = 3000
 _SMALLEST_CHUNK = 16
@@ -140,7 +140,7 @@ class Problem:
             return 3 * max(touched.values(), default=0)
         n = self.topology.nranks
         relays = 3 if self.collective in ("alltoall", "gather", "scatter") else 1
-        peers = {"allreduce": 4 * (n - 1), "broadcast": n, "reduce": n}.get(self.collective, 2 * (n - 1))
+        peers = {"allreduce": 4 * (n - 1), "broadcast": 4, "reduce": 4}.get(self.collective, 2 * (n - 1))
         return peers * relays
 
 

@@ -1,0 +1,70 @@
+"""Broadcast and reduce as pipelines: a root's chunks go down trees that are weighed together, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..collective.demand import Demand
+from ..schedule.simulate import core_demand, core_network
+from ..topology.model import Topology
+from .incumbent import Incumbent
+from .rooted_trees import TreePacking, small_enough
+from .routes import Router, Routes
+from .settings import Settings
+
+
+def plant_pipelines(incumbent: Incumbent, settings: Settings) -> None:
+    """Offer every stage in which one GPU spreads its data to all others its pipelines, the finest first.
+
+    n chunks over trees of depth d take about the packing's time and d chunks' more (Edmonds 1973; the tail is for
+    searches that move single chunks).
+    """
+    incumbent.phase = "trees"
+    counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
+    for i, stage in enumerate(incumbent.stages):
+        root = spreading_root(stage.demand(1))
+        if root is None or not small_enough(stage.topology) or incumbent.stage_closed(i):
+            continue
+        packing = TreePacking(stage.topology, root)
+        for count in reversed(counts):
+            if incumbent.best is not None and not incumbent.seconds_left:
+                return
+            router, routes = pipelined(stage.topology, stage.demand(count), packing)
+            incumbent.offer(i, router.schedule(routes))
+
+
+def spreading_root(demand: Demand) -> int | None:
+    """The rank that has every chunk, if all other ranks want it."""
+    origins = {chunk.origin for chunk in demand.chunks}
+    if len(origins) != 1 or len(origin := next(iter(origins))) != 1 or demand.groups:
+        return None
+    everyone = set(range(demand.nranks))
+    return origin[0] if all({*chunk.want, *origin} == everyone for chunk in demand.chunks) else None
+
+
+def pipelined(topology: Topology, demand: Demand, packing: TreePacking) -> tuple[Router, Routes]:
+    """The chunks in turn down the packing's trees, each tree as often as its weight says; of the sends that could use a
+    link an earlier chunk's goes first."""
+    count = len(demand.chunks)
+    turns = _turns(packing.weights(demand.size_bytes, count), count)
+    chunks = [chunk for chunk, tree in enumerate(turns) for _ in packing.trees[tree].paths]
+    ways = [path for tree in turns for path in packing.trees[tree].paths]
+    network = core_network(topology, [path.links for path in packing.paths])
+    sent = Routes(*_core.dispatch(network, core_demand(demand), chunks, ways, [float(chunk) for chunk in chunks]))
+    order = np.argsort(sent.start_us, kind="stable")
+    routes = Routes(sent.chunk[order], sent.way[order], sent.start_us[order], sent.arrival_us[order])
+    router = Router(topology, demand)
+    return router, router.justified(routes, rounds=-1)
+
+
+def _turns(weights: NDArray[np.float64], count: int) -> list[int]:
+    """`count` turns of things with these weights (Σ = 1), each thing's spread evenly: as many as its weight says, what
+    is left to the largest remainders."""
+    times = np.floor(weights * count + 1e-9).astype(int)
+    remainder = weights * count - times
+    times[np.argsort(-remainder, kind="stable")[: count - int(times.sum())]] += 1
+    return [
+        thing for _, thing in sorted(((k + 0.5) / n, thing) for thing, n in enumerate(times.tolist()) for k in range(n))
+    ]

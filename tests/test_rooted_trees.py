@@ -1,0 +1,110 @@
+"""Trees of one root: least ones against networkx, packings against minimum cuts, pipelines against closed forms."""
+
+import random
+
+import networkx as nx
+import numpy as np
+import pytest
+from strategies import seeded_machine
+
+from teccl_msccl import Topology
+from teccl_msccl.synthesis.arborescence import arborescence
+from teccl_msccl.synthesis.bounds import latencies, program_bounds
+from teccl_msccl.synthesis.pipelines import pipelined, spreading_root
+from teccl_msccl.synthesis.portfolio import run
+from teccl_msccl.synthesis.problem import Problem
+from teccl_msccl.synthesis.rooted_trees import TreePacking, price_bound_us, rooted_bound
+from teccl_msccl.synthesis.settings import Settings
+
+BYTES = 256e6
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arborescences_are_least(seed):
+    rng = random.Random(seed)
+    n = rng.randint(2, 9)
+    cost = np.array([[rng.choice([0.0, 1.0, 2.0, rng.random()]) for _ in range(n)] for _ in range(n)])
+    root = rng.randrange(n)
+    parents = arborescence(cost, root)
+    tree = nx.DiGraph((parents[v], v) for v in range(n) if v != root)
+    assert parents[root] == root
+    assert n == 1 or (nx.is_arborescence(tree) and tree.in_degree(root) == 0)
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from((u, v, cost[u, v]) for u in range(n) for v in range(n) if u != v and v != root)
+    best = nx.minimum_spanning_arborescence(graph).size(weight="weight")
+    assert sum(cost[parents[v], v] for v in range(n) if v != root) == pytest.approx(best)
+
+
+def least_cut_GBps(topology: Topology, root: int) -> float:
+    """The least maximum flow from the root's GPU to another, of a machine whose links join GPUs."""
+    graph = nx.DiGraph()
+    for link in topology.links:
+        capacity = graph.get_edge_data(link.src, link.dst, {"capacity": 0.0})["capacity"]
+        graph.add_edge(link.src, link.dst, capacity=capacity + link.bandwidth_GBps)
+    source = topology.gpus[root]
+    return min(nx.maximum_flow_value(graph, source, gpu) for gpu in topology.gpus if gpu != source)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_packing_has_the_rate_of_the_least_cut(seed):
+    """Edmonds: from both sides, the trees' load and what the prices prove."""
+    topology = seeded_machine(seed, 2, 6, 0)
+    root = seed % topology.nranks
+    rate = least_cut_GBps(topology, root)
+    packing = TreePacking(topology, root)
+    weights = packing.weights(1e15, 10**9)
+    load = sum(weight * tree.load for weight, tree in zip(weights, packing.trees, strict=True))
+    assert 1 / load.max() == pytest.approx(rate, rel=2e-3)
+    assert 1 / packing.least(packing.prices) == pytest.approx(rate, rel=2e-3)
+    for weight, tree in zip(weights, packing.trees, strict=True):
+        ends = nx.DiGraph((packing.paths[p].src_rank, packing.paths[p].dst_rank) for p in tree.paths)
+        assert nx.is_arborescence(ends) and ends.in_degree(root) == 0 and len(ends) == topology.nranks
+        assert weight >= 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_prices_bound_a_broadcast(seed):
+    rng = random.Random(seed)
+    topology = seeded_machine(seed, 2, 5, 1)
+    latency = latencies(topology)
+    best = rooted_bound(topology, BYTES, 0, latency)
+    found = run(Problem(topology, "broadcast", BYTES), time_limit=0.3).schedule
+    assert best.bound_us <= found.finish_us * (1 + 1e-9)
+    packing = TreePacking(topology, 0)
+    for _ in range(5):
+        prices = {link.id: rng.choice([0.0, rng.random()]) for link in topology.links}
+        assert price_bound_us(packing, BYTES, prices, latency) <= found.finish_us * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "GBps"), [("ring-6", 100), ("line-4", 50), ("star-5", 50), ("full-5", 200), ("hypercube-8", 150)]
+)
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_pipelines_have_the_rate_of_their_machine(name, GBps, collective):
+    """A root's ports are the least cut; 256 chunks are within a few hops of it."""
+    problem = Problem(Topology.load(name), collective, BYTES, root=1)
+    (stage,) = problem.stages
+    packing = TreePacking(stage.topology, 1)
+    router, routes = pipelined(stage.topology, stage.demand(256), packing)
+    schedule = problem.assemble([router.schedule(routes)])
+    schedule.validate()
+    (bound,) = {
+        bound.bound_us for bound in program_bounds(problem.topology, problem.demand(1)) if bound.term == "trees"
+    }
+    assert bound == pytest.approx(BYTES / (GBps * 1e3), rel=5e-3)
+    assert bound <= schedule.finish_us <= 1.12 * bound
+
+
+def test_only_what_one_gpu_gives_to_all_is_a_pipeline():
+    ring = Topology.load("ring-4")
+    assert spreading_root(Problem(ring, "broadcast", 1e6, root=2).demand(3)) == 2
+    assert spreading_root(Problem(ring, "allgather", 1e6).demand(1)) is None
+    assert spreading_root(Problem(ring, "scatter", 1e6).demand(1)) is None
+
+
+def test_an_uneven_machine_is_not_left_at_one_tree():
+    """NVLink of two speeds (the papers' DGX-1): the best single pipeline takes twice as long as the packing."""
+    problem = Problem(Topology.load("teccl-dgx1"), "broadcast", BYTES)
+    found = run(problem, Settings(nchunks=96), method="trees", time_limit=2.0)
+    assert found.gap < 0.25
+    assert len({send.path for send in found.schedule.sends}) > problem.topology.nranks - 1  # more than one tree
