@@ -21,7 +21,7 @@ MOST_ROUNDS = 64
 #: How sends wait for their turn where threadblocks are slower than links, and arrivals come late.
 SLOW_PACES = ("none", "links")
 #: What is best as a rule comes first, where not all of it can be tried.
-LIKELY = ("links", "slow", "none", "arrivals", "moments", "ahead", "further")
+LIKELY = ("links", "arrivals", "slow", "none", "moments", "ahead", "further")
 #: How long it takes to lower a send that waits for its turn, with one that does not as the unit.
 EFFORT = {"none": 1, "links": 2, "slow": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
 #: What a larger program has to gain.
@@ -29,7 +29,7 @@ WORTHWHILE = 0.01
 #: Times that differ by less are equal.
 SAME = 1e-9
 #: Sends in all the programs that are tried for one schedule, by their effort: a few seconds' worth.
-MOST_SENDS_TO_TRY = 60_000
+MOST_SENDS_TO_TRY = 90_000
 
 
 @dataclass(frozen=True)
