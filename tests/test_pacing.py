@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from lowered import greedy, require_right
 from schedules_by_hand import HAND_MADE, everyone_exchanges, ring
+from strategies import machine
 from strategies_lower import wild_schedules
 
 from teccl_msccl.cli import main
@@ -209,6 +210,17 @@ def test_larger_chunks_of_any_schedule(schedule: Schedule, together: int) -> Non
         reject()
     played(larger).validate()
     assert larger.demand.nchunks * together == schedule.demand.nchunks
+
+
+@pytest.mark.parametrize("instances", [2, 3])
+def test_parts_of_larger_chunks_come_after_what_they_are_sums_of(instances: int) -> None:
+    """A slow link into the root and fast ones out of it: larger chunks that kept the starts of the small ones would be
+    sent on, part by part, before they have arrived."""
+    slow_in = machine("ggg", [(2, 0, 5, 0), (1, 0, 50, 0), (0, 1, 50, 0), (0, 2, 50, 0)], one_way=True)
+    parts = replicated(gathered(greedy(Problem(slow_in, "allreduce", 1e9), 4), 4), instances)
+    parts.retimed().validate()
+    program = Lowering(parts, TARGETS["executor"], frozenset(MODES), "parts").program(Choice("Simple"))
+    require_right(program, parts, slots=(1,))
 
 
 def test_larger_chunks_make_up_for_few_credits() -> None:

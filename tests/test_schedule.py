@@ -205,6 +205,17 @@ def test_starts_that_are_not_feasible_only_give_the_order():
     assert [send.start_us for send in schedule.sends] == pytest.approx([0, 1.5])
 
 
+def test_larger_chunks_wait_for_their_sums_and_for_what_comes_back():
+    """Starts of a small size are too early for a large one, and every rank has something of the chunk at once."""
+    line = Topology.load("line-3")
+    up = [hop(line, 0, 2, 1, reduce=True), hop(line, 0, 1, 0, reduce=True)]
+    for collective, hops in (("reduce", up), ("allreduce", [*up, hop(line, 0, 0, 1), hop(line, 0, 1, 2)])):
+        small = timed(line, demand_for(collective, 3, 5e4), hops)
+        large = replace(small, demand=demand_for(collective, 3, 5e6)).retimed()
+        large.validate()
+        assert large.finish_us == pytest.approx(len(hops) * (0.5 + 5e6 / 50e3))
+
+
 def in_turn(schedule: Schedule) -> list[Fraction]:
     """`play` by hand: each send in turn behind all before it on its links, and behind its data."""
     free: dict[int, Fraction] = {}

@@ -93,7 +93,8 @@ def gathered(schedule: Schedule, together: int) -> Schedule:
         replace(chunk, id=id, bytes=chunk.bytes * together) for id, chunk in enumerate(demand.chunks[::together])
     )
     larger = replace(demand, chunks=chunks, nchunks=demand.nchunks // together)
-    return replace(schedule, demand=larger, sends=tuple(moved))
+    # Larger chunks take longer: the starts have to say so, or the parts of chunks that are cut again overtake sums.
+    return replace(schedule, demand=larger, sends=tuple(moved)).retimed()
 
 
 def _cut(demand: Demand, parts: int) -> Demand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 from .. import _core
 from ..collective.demand import Demand
@@ -12,6 +13,7 @@ from ..errors import Refused
 from ..topology.model import Topology
 from ..topology.paths import trunk
 from .schedule import Schedule, Send, check_path
+from .validate import TOLERANCE
 
 
 def core_network(topology: Topology, paths: Collection[tuple[int, ...]], multicast: bool = True) -> _core.Network:
@@ -62,12 +64,38 @@ def retime(schedule: Schedule) -> Schedule:
         shifted = _core.left_shift(
             network, core_demand(schedule.demand), chunks, ways, [send.start_us for send in ordered]
         )
-    if shifted is None:
+    starts, arrivals = (shifted[2].tolist(), shifted[3].tolist()) if shifted else ([], [])
+    if shifted is None or _leave_before_their_sums(schedule, ordered, starts, arrivals):
         starts, arrivals = play(schedule.topology, schedule.demand, ordered)
-    else:
-        starts, arrivals = shifted[2].tolist(), shifted[3].tolist()
     sends = tuple(Send(x.chunk, x.path, start, x.reduce) for x, start in zip(ordered, starts, strict=True))
     return replace(schedule, sends=sends, finish_us=max(arrivals, default=0.0))
+
+
+def _leave_before_their_sums(
+    schedule: Schedule, sends: Sequence[Send], starts: Sequence[float], arrivals: Sequence[float]
+) -> bool:
+    """Whether a send leaves a GPU before a part of its sum is there, or, from one that has passed its share on, before
+    the whole sum has come back. The core knows only that such a GPU holds something of the chunk."""
+    last_part: dict[tuple[int, int], float] = {}  # chunk, GPU → when the last reduced send arrives
+    first_copy: dict[tuple[int, int], float] = {}
+    passed_on: set[tuple[int, int]] = set()
+    for send, arrival in zip(sends, arrivals, strict=True):
+        source, target = schedule.ends(send)
+        if send.reduce:
+            last_part[send.chunk, target] = max(last_part.get((send.chunk, target), 0.0), arrival)
+            passed_on.add((send.chunk, source))
+        else:
+            first_copy[send.chunk, target] = min(first_copy.get((send.chunk, target), inf), arrival)
+    if not passed_on:
+        return False
+    for send, start in zip(sends, starts, strict=True):
+        place = send.chunk, schedule.ends(send)[0]
+        there = last_part.get(place, 0.0)
+        if not send.reduce and place in passed_on:
+            there = first_copy.get(place, inf)
+        if there - start > TOLERANCE * max(1.0, start):
+            return True
+    return False
 
 
 def play(topology: Topology, demand: Demand, ordered: Sequence[Send]) -> tuple[Sequence[float], Sequence[float]]:
