@@ -39,6 +39,7 @@ def lower(
     instances: int | None = None,
     spread: int | None = None,
     fuse: bool = True,
+    unroll: bool = True,
     name: str | None = None,
 ) -> Program:
     """Lower `schedule` to a Program for `target`.
@@ -50,6 +51,7 @@ def lower(
     link or for the transfer before it, is for one that arrives earlier in the schedule: so the program cannot
     deadlock with any number of credits. Unless `fuse` is false, what is passed on is received and sent in one step
     where the target has such, no time is lost, and the program is proved with the credits that its protocol has.
+    Unless `unroll` is false, what fills several of a connection's slots may go in rounds; plans and messages have none.
     Raises `InputError` for an option that does not exist, `Refused` when no program fits the target.
     """
     check_names(target, mode, protocol)
@@ -85,7 +87,8 @@ def lower(
     paces = [pace for pace in PACES if pace not in needless]
     tuning = Tuning(schedule, build)
     try:
-        return tuning.run(protocols, paces, instances, spread, fuse and limits.fused_receives)
+        fuse = fuse and limits.fused_receives
+        return tuning.run(protocols, paces, instances, spread, fuse=fuse, unroll=unroll)
     except Refused as refusal:
         advice = nearest(schedule, Asked(target, mode, protocol, instances), lambda other: _fits(schedule, other))
         raise Refused(f"{refusal}; {advice}" if advice else str(refusal)) from None

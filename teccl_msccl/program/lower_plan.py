@@ -76,7 +76,9 @@ def _of_protocol(schedule: Schedule, mode: str, protocol: str) -> tuple[Program,
     refusal: Refused | None = None
     for width in _WIDTHS:
         try:
-            program = lower(schedule, mode=mode, protocol=protocol, spread=width, instances=width, fuse=False)
+            program = lower(
+                schedule, mode=mode, protocol=protocol, spread=width, instances=width, fuse=False, unroll=False
+            )
             return program, execution_plan(program, hosts=hosts)
         except Refused as error:
             refusal = error
@@ -94,4 +96,4 @@ def _unicast(schedule: Schedule, mode: str) -> Program:
     topology = schedule.topology
     plain = replace(topology, nodes=tuple(replace(node, multicast=False) for node in topology.nodes))
     unicast = replace(schedule, topology=plain).retimed()
-    return lower(unicast, mode=mode, protocol="Simple", spread=1, instances=1, fuse=False)
+    return lower(unicast, mode=mode, protocol="Simple", spread=1, instances=1, fuse=False, unroll=False)

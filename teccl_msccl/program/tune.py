@@ -72,11 +72,19 @@ class Tuning:
         self._refusal = Refused(f"{schedule.demand.collective}: nothing to lower")
 
     def run(
-        self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None, fuse: bool
+        self,
+        protocols: Sequence[str],
+        paces: Sequence[str],
+        instances: int | None,
+        spread: int | None,
+        *,
+        fuse: bool,
+        unroll: bool,
     ) -> Program:
-        """How sends wait for their turn (one of `paces`) and into how many rounds they go; then, where threadblocks
-        are slower than links, instances and channels that are not given, together and by themselves; the protocol; and
-        whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when nothing fits."""
+        """How sends wait for their turn (one of `paces`) and, if they may (`unroll`), into how many rounds they go;
+        then, where threadblocks are slower than links, instances and channels that are not given, together and by
+        themselves; the protocol; and whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when
+        nothing fits."""
         usable = self._usable(protocols)
         paces = self._first_things_first(paces)
         first = [
@@ -87,7 +95,8 @@ class Tuning:
         ]
         self._best = next((tried for tried in map(self._try, first) if tried is not None), None)
         whole = self.best.choice
-        self._unroll(paces, spread is None)
+        if unroll:
+            self._unroll(paces, spread is None)
         self._offer(replace(whole, pace=pace) for pace in paces)
         if instances is None:
             self._gather()

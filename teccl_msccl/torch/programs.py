@@ -168,7 +168,7 @@ def _synthesized(topology: Topology, collective: str, nbytes: int, root: int) ->
     synthesis = run(
         Problem(topology, collective, float(nbytes), root), settings, method="greedy", time_limit=SEARCH_SECONDS
     )
-    build = partial(lower, protocol="Simple", instances=1, spread=1, fuse=False)
+    build = partial(lower, protocol="Simple", instances=1, spread=1, fuse=False, unroll=False)
     schedule, program = fastest(synthesis.schedules, build, synthesis.seconds_left)
     verdict = check(program, root=schedule.demand.root)
     if not verdict.ok:
