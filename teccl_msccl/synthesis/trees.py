@@ -45,8 +45,10 @@ PLAYS = ((0.0, 0.0), (0.0, 1.0), (0.0, 1000.0), (0.18, 0.0), (0.25, 0.0), (0.25,
 NOISE = 0.5
 #: Of the plays of one packing, those that are justified.
 JUSTIFIED = 3
-#: Packings that did best, and better than what was known, packed again with other seeds for so much of the time left.
+#: So many packings that did best, and better than what was known, are packed again with other seeds, until so many of
+#: these in a row are in vain or that share of the time is over.
 REPACKED = 4
+REPACKED_IN_VAIN = 12
 REPACKING_SHARE = 0.15
 #: Gains below this share are none, and a contender this much worse than the incumbent for its chunk count not told.
 NO_GAIN = 1e-9
@@ -222,11 +224,15 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
     leading = bool(packed) and packed[0][0].finish_us <= min(contender.finish_us for contender in contenders)
     best = [kind for _, kind in packed[:REPACKED]] if leading else []
     until = field.seconds_left() * (1 - REPACKING_SHARE)
+    least_us, in_vain = min((contender.finish_us for contender in contenders), default=inf), 0
     for seed in count(settings.seed + 1) if best and settings.rounds is None and isfinite(until) else ():
-        least_us = min(contender.finish_us for contender in contenders)
         if field.seconds_left() <= until or least_us <= field.floor_us * (1 + CLOSED) or field.done():
             break
-        list(planted(best, seed))
+        found_us = min(routes.finish_us for routes, _ in planted(best, seed))
+        in_vain = 0 if found_us < least_us else in_vain + 1
+        least_us = min(least_us, found_us)
+        if in_vain == REPACKED_IN_VAIN:
+            break
     contenders.sort(key=lambda c: (c.finish_us, c.router.demand.nchunks))
     return contenders[:MOST_CONTENDERS]
 
