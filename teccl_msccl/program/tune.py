@@ -26,6 +26,9 @@ LIKELY = ("links", "arrivals", "slow", "none", "moments", "ahead", "further")
 EFFORT = {"none": 1, "links": 2, "slow": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
+#: How near the schedule's time a program is near enough, where a finer one is dear to lower: in sends by their effort.
+NEAR = 0.04
+DEAR = 20_000
 #: Times that differ by less are equal.
 SAME = 1e-9
 #: Sends in all the programs that are tried for one schedule, by their effort: a few seconds' worth.
@@ -162,7 +165,8 @@ class Tuning:
         while self.best.choice.staggered and self.best is not before and not self._good_enough:
             before = self.best
             finer = replace(before.choice, rounds=2 * before.choice.rounds)
-            if finer.rounds * finer.instances <= self._most_rounds():
+            dear = self._cost(finer) > DEAR and self.best.finish_us <= self.schedule.finish_us * (1 + NEAR)
+            if finer.rounds * finer.instances <= self._most_rounds() and not dear:
                 self._offer([finer])
             if self._from_call_us(self.best) > self._from_call_us(before):
                 self._best = before
