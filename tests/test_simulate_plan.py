@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from lowered import greedy
+from strategies import machine
 
 from teccl_msccl.cli import main
 from teccl_msccl.errors import InputError, Refused
@@ -111,6 +112,20 @@ def test_packets_pay_where_latency_counts() -> None:
         assert made["auto"]["protocol"] == protocol
         times = {each: simulate_plan(plan_file(value, each), topology, size).finish_us for each, value in made.items()}
         assert times["auto"] == min(times.values())
+
+
+@pytest.mark.parametrize("protocol", ["Simple", "LL", "auto"])
+def test_signals_go_back_also_where_links_are_one_way(protocol: str) -> None:
+    """As they do over links back, on which nothing else is; data has no such way."""
+    there, back = ([(i, j, 50, 1.0) for i, j in ends] for ends in ([(0, 1), (1, 2), (2, 0)], [(1, 0), (2, 1), (0, 2)]))
+    one_way, both_ways = (machine("ggg", links, one_way=True) for links in (there, there + back))
+    schedule = greedy(Problem(one_way, "reduce_scatter", 1e3), 2)
+    made = plan_file(dict(lower_plan(schedule, protocol=protocol)[1].value), "made")
+    timings = [simulate_plan(made, topology, 1e3).finish_us for topology in (one_way, both_ways)]
+    assert timings[0] == pytest.approx(timings[1]) and timings[0] > schedule.finish_us
+    other_way = plan_file(dict(lower_plan(greedy(Problem(both_ways, "alltoall", 1e3)))[1].value), "other")
+    with pytest.raises(InputError, match="has no path between them"):
+        simulate_plan(other_way, one_way, 1e3)
 
 
 def test_a_port_channel_works_on_its_own() -> None:

@@ -167,7 +167,10 @@ class _Run:
 
     def _signal(self, block: _Block, end: End) -> None:
         peer = self.peer_end[end]
-        alpha_us = self._path(block.rank, peer[0], self.ordinal[end]).alpha_us
+        # Who takes data one way signals back also where the topology has no link that way: hardware is full duplex.
+        back = (block.rank, peer[0]) not in self.paths and (peer[0], block.rank) in self.paths
+        ways = (peer[0], block.rank) if back else (block.rank, peer[0])
+        alpha_us = self._path(*ways, self.ordinal[end]).alpha_us
         landed = self.port_landed[end] if end[1] == "port" else block.landed
         self._give(peer, max(max(block.now, self.port_free[end]) + alpha_us, landed), block.done)
 
