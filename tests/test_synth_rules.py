@@ -70,9 +70,29 @@ def test_no_room_and_no_way_is_refused_by_chunk_and_gpu(call):
     assert err.count("\n") == 1
 
 
+def test_a_link_that_is_gone_for_a_second_is_gone_round(call, tmp_path):
+    """A ring of 4 without one link, both ways, for long: half a second of epochs is not followed, a line of 4 is taken,
+    in three steps of 250 kB at 50 GB/s for each of its ends."""
+    (tmp_path / "gone.csv").write_text("0-1,0,0\n0-1,1e9,1\n")
+    code, out, err = call("synth", "ring-4", "allgather", "--size", "1MB", *MILP, "--shares", "gone.csv", "--json")
+    assert (code, err) == (0, "")
+    alpha, beta = Topology.load("line-4").links[0].alpha_us, Topology.load("line-4").links[0].beta_us(2.5e5)
+    assert 3 * beta + alpha <= json.loads(out)["finish_us"] <= 5 * (alpha + beta)
+
+
+@pytest.mark.parametrize("share", ["1e-320", "1e-9"])
+def test_a_share_of_next_to_nothing_is_refused_at_once(call, tmp_path, share):
+    (tmp_path / "none.csv").write_text(f"0>1,0,{share}\n")
+    code, out, err = call("synth", "line-2", "allgather", "--size", "1MB", *MILP, "--shares", "none.csv")
+    assert (code, out) == (1, "")
+    assert "is on its way from GPU 0 to GPU 1 for more than" in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('0-1,0,"' + "1" * 200_000, "not a CSV (field larger than field limit"),
         ("0-1,0\n", "line 1: 2 cells; write link,from µs,share"),
         ("\n0-3,0,0.5\n", "line 2: line-4 has no link between GPU 0 and GPU 3; GPU 0 has links to GPU 1"),
         ("0-9,0,0.5\n", "line 1: line-4 has no such two ends; write 3-5 (GPUs)"),

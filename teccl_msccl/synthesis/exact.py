@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..errors import Refused
 from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import whole_chunks_us
@@ -23,6 +24,10 @@ AUTO_MODEL_S = 4.0
 AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
+#: The same for epochs of links that sends occupy: many each where a link's share is small.
+MAX_CELLS = 30_000_000
+#: Under rules: so many models, of the starts that are best there.
+MOST_MODELS = 8
 #: Seconds that a send variable takes to build and hand over, and more: what would not be built in time is left out.
 COLUMN_S = 1e-5
 
@@ -96,18 +101,24 @@ def search_under_rules(
     The starts are schedules of the whole problem that need not keep the rules. Raises `Refused` where none can.
     """
     incumbent.phase = "milp"
-    models = []
+    models, refused = [], None
     for start in sorted(starts, key=lambda start: start.finish_us):
         for name, tau in epochs_of(start.topology, start.demand, settings.epochs).items():
-            model = Milp(EpochGrid(start.topology, start.demand, tau), start, settings.solver, settings.rules)
+            try:
+                model = Milp(EpochGrid(start.topology, start.demand, tau), start, settings.solver, settings.rules)
+            except Refused as no:
+                refused = refused or no
+                continue
             started = model.started()
             incumbent.offer(0, started)
             columns = model.columns(MAX_COLUMNS + 1)
-            if columns <= MAX_COLUMNS:
+            if columns <= MAX_COLUMNS and columns * model.longest <= MAX_CELLS:
                 models.append((started.finish_us, name, model, columns))
             if incumbent.seconds_left <= 0:
                 return
-    models.sort(key=lambda entry: entry[0])
+    if refused is not None and incumbent.best is None:
+        raise refused
+    models = sorted(models, key=lambda entry: entry[0])[:MOST_MODELS]
     for i, (before, name, model, columns) in enumerate(models):
         seconds = incumbent.seconds_left / (len(models) - i)
         if seconds <= columns * COLUMN_S:

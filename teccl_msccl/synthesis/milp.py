@@ -101,6 +101,12 @@ class Milp:
         """How many send variables the model has to decide, counted up to `most`."""
         return self._choices.count(most)
 
+    @property
+    def longest(self) -> int:
+        """Epochs that a send takes at most, of those at the beginning and those of the start."""
+        first = [self.timing.arrival(path, 0) for path in range(len(self.grid.paths))]
+        return max([*first, *(self.timing.arrival(path, epoch) for _, path, epoch in self.placed)], default=1)
+
     def improve(self, *, seconds: float, threads: int = 2, seed: int = 0) -> MilpResult:
         """Search for fewer epochs for at most `seconds`, building the model included, from the given schedule on."""
         finish_by = time.monotonic() + seconds
@@ -288,7 +294,7 @@ class Milp:
         schedule = Schedule(self.grid.topology, self.grid.demand, tuple(sends), 0.0)
         if not self.rules.constrain:
             return schedule.retimed()
-        if self.rules.relay_chunks is None and not schedule.multicasts():
+        if self.rules.relay_chunks in (None, 0) and not schedule.multicasts():
             return paced(self.timing, schedule)
         return replace(schedule, finish_us=max((self.timing.arrival_us(schedule, send) for send in sends), default=0.0))
 

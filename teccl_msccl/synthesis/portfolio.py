@@ -12,6 +12,7 @@ from ..collective.matrix import Matrix
 from ..errors import InputError, unknown
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from ..topology.paths import direct_paths
 from ..topology.without import without as degraded
 from .ask import DemandLike, GroupLike, ask
 from .astar import search_by_rounds
@@ -46,6 +47,8 @@ SLOW_S = 20.0
 #: Under rules: the share of the time for schedules without, and how many chunk counts are tried.
 STARTS_SHARE = 0.1
 FEW_COUNTS = 4
+#: What a link has at least in a search for ways round it, so that there is one in any case.
+LEAST_SHARE = 1e-3
 #: The share of the time limit that is left at least to choose between programs.
 CHOOSING_SHARE = 0.2
 
@@ -240,12 +243,34 @@ def _check_ruled(problem: Problem, method: str, rules: Rules) -> None:
 
 
 def _starts(problem: Problem, settings: Settings, time_limit: float, start: Schedule | None) -> list[Schedule]:
-    """Schedules that rules are then put on: the one given, and greedy ones with few chunks."""
+    """Schedules that rules are then put on: the one given, and greedy ones with few chunks, also those that avoid the
+    links of which there are but shares while these last."""
     free = Incumbent(problem, time_limit * STARTS_SHARE, lambda progress: None)
     if start is not None:
         free.offer_start(start)
     search_greedily(free, replace(settings, rounds=1))
-    return [free.parts[0][count] for count in sorted(free.parts[0])[:FEW_COUNTS]]
+    starts = [free.parts[0][count] for count in sorted(free.parts[0])[:FEW_COUNTS]]
+    slowed = _slowed(problem.topology, settings.rules, max(start.finish_us for start in starts))
+    if slowed != problem.topology:
+        around = Incumbent(replace(problem, topology=slowed), time_limit * STARTS_SHARE, lambda progress: None)
+        search_greedily(around, replace(settings, rounds=1))
+        found = [around.parts[0][count] for count in sorted(around.parts[0])[:FEW_COUNTS]]
+        usual = {path.links for path in direct_paths(problem.topology)}  # other bandwidths may have others
+        starts += [
+            replace(schedule, topology=problem.topology)
+            for schedule in found
+            if all(send.path in usual for send in schedule.sends)
+        ]
+    return starts
+
+
+def _slowed(topology: Topology, rules: Rules, until_us: float) -> Topology:
+    """The links with what they have of their bandwidth up to then, on the average."""
+    links = [
+        replace(link, bandwidth_GBps=link.bandwidth_GBps * max(LEAST_SHARE, rules.mean_share(link.id, until_us)))
+        for link in topology.links
+    ]
+    return replace(topology, links=tuple(links))
 
 
 def method_named(name: str) -> str:

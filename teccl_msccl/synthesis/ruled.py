@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 import networkx as nx
@@ -13,6 +13,9 @@ from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .choices import Key
 from .timing import Timing
+
+#: Epochs beyond which no schedule is followed: shares of next to nothing, or of nothing for hours, lead there.
+MOST_EPOCHS = 100_000
 
 
 def placed_under(timing: Timing, schedule: Schedule) -> dict[Key, int]:
@@ -71,7 +74,7 @@ class _Plan:
         self.timing = timing
         self.placed: list[Key] = []
         self.since = {(c.id, rank): 0 for c in timing.grid.demand.chunks for rank in c.origin}
-        self.busy: set[tuple[int, int]] = set()
+        self.busy: dict[int, list[range]] = defaultdict(list)
         self.held: dict[tuple[int, int], int] = defaultdict(int)
         self.first_crossing = (timing.hops.cumsum() - timing.hops).tolist()
 
@@ -79,20 +82,25 @@ class _Plan:
         self, sends: Sequence[tuple[int, int]], earliest: int, room: int | None = None, own: Set[int] = frozenset()
     ) -> bool:
         """Place the sends, from epoch `earliest` on; not one of them if a GPU that is none of `own` would hold more
-        than `room` chunks."""
-        since, busy, placed = dict[tuple[int, int], int](), set[tuple[int, int]](), list[Key]()
+        than `room` chunks. Raises `Refused` where that takes too many epochs to be counted."""
+        since, busy, placed = dict[tuple[int, int], int](), defaultdict[int, list[range]](list), list[Key]()
         until: dict[int, int] = {}
         for chunk, p in sends:
             path = self.timing.grid.paths[p]
             known = since.get((chunk, path.src_rank), self.since.get((chunk, path.src_rank)))
             assert known is not None, "a schedule sends what is there"
-            epoch = max(earliest, known)
-            while any(cell in self.busy or cell in busy for cell in self._cells(p, epoch)):
-                epoch += 1
-            busy.update(self._cells(p, epoch))
+            epoch = self._next_free(p, max(earliest, known), busy)
+            there = epoch + self.timing.arrival(p, epoch)
+            if there > MOST_EPOCHS:
+                raise Refused(
+                    f"chunk {chunk} is on its way from GPU {path.src_rank} to GPU {path.dst_rank} for more than "
+                    f"{MOST_EPOCHS} epochs of {self.timing.grid.tau_us:.3g} µs under these rules; where a link's "
+                    "share is that small for that long, leave it out with --without"
+                )
+            for link, window in self._windows(p, epoch):
+                busy[link].append(window)
             placed.append((chunk, p, epoch))
             until[path.src_rank] = max(until.get(path.src_rank, 0), epoch)
-            there = epoch + self.timing.arrival(p, epoch)
             place = (chunk, path.dst_rank)
             since[place] = min(there, since.get(place, there), self.since.get(place, there))
         holding = [
@@ -106,16 +114,34 @@ class _Plan:
         for cell in holding:
             self.held[cell] += 1
         self.since |= since
-        self.busy |= busy
+        for link, windows in busy.items():
+            self.busy[link] += windows
         self.placed += placed
         return True
 
-    def _cells(self, path: int, epoch: int) -> list[tuple[int, int]]:
-        return [
-            (link, epoch + k)
-            for crossing, link in enumerate(self.timing.grid.paths[path].links, self.first_crossing[path])
-            for k in self.timing.window(crossing, epoch)
-        ]
+    def _next_free(self, path: int, epoch: int, busy: Mapping[int, Sequence[range]]) -> int:
+        """The first epoch from `epoch` on in which the path's links are free, those of `busy` left out too. A send that
+        starts later ends later, so what is in its way stays so until its window begins after that."""
+        while epoch <= MOST_EPOCHS:
+            delays = [
+                taken.stop - window.start
+                for link, window in self._windows(path, epoch)
+                for taken in (*self.busy[link], *busy.get(link, ()))
+                if window.start < taken.stop and taken.start < window.stop
+            ]
+            if not delays:
+                break
+            epoch += max(delays)
+        return epoch
+
+    def _windows(self, path: int, epoch: int) -> list[tuple[int, range]]:
+        """The path's links, and when a send from `epoch` on keeps others off them."""
+        begin = self.first_crossing[path]
+        windows = []
+        for crossing, link in enumerate(self.timing.grid.paths[path].links, begin):
+            window = self.timing.window(crossing, epoch)
+            windows.append((link, range(epoch + window.start, epoch + window.stop)))
+        return windows
 
 
 def _without_relays(timing: Timing, chunk: Chunk, paths: Sequence[int]) -> list[int]:

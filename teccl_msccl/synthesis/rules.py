@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 
 from ..errors import InputError
@@ -44,6 +45,14 @@ class Rules:
         steps = self.shares.get(link, ())
         known = bisect_right(steps, (time_us, inf))
         return steps[known - 1][1] if known else 1.0
+
+    def mean_share(self, link: int, until_us: float) -> float:
+        """What of its bandwidth the link has from 0 to then, on the average."""
+        inside = [time for time, _ in self.shares.get(link, ()) if 0 < time < until_us]
+        times = [0.0, *inside, until_us]
+        if until_us <= 0:
+            return self.share(link, 0.0)
+        return sum(self.share(link, begin) * (end - begin) for begin, end in pairwise(times)) / until_us
 
     def takes_us(self, links: Mapping[int, float], start_us: float) -> float:
         """How long a transfer from `start_us` on takes over links that with all their bandwidth take it so many µs

@@ -26,7 +26,11 @@ def read_shares(path: str | Path, topology: Topology) -> dict[int, Steps]:
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text; write a CSV of lines such as 0-1,250,0.5") from None
     shares: dict[int, dict[float, float]] = {}
-    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV ({error}); write lines such as 0-1,250,0.5") from None
+    for number, cells in enumerate(rows, start=1):
         line = [cell.strip() for cell in cells]
         if not any(line) or line[0].startswith("#"):
             continue

@@ -15,6 +15,8 @@ from .rules import Rules
 
 #: Times that differ by less than this share of an epoch are one.
 _SAME = 1e-9
+#: Epochs that are as good as never.
+_NEVER = 2**40
 
 
 class Timing:
@@ -45,9 +47,8 @@ class Timing:
         """Epochs until a chunk is there."""
         if not self.rules.constrain:
             return self.grid.arrival[path]
-        return max(
-            1, ceil(self._takes_us(path, epoch * self.grid.tau_us, self.grid.chunk_bytes) / self.grid.tau_us - _SAME)
-        )
+        takes_us = self._takes_us(path, epoch * self.grid.tau_us, self.grid.chunk_bytes)
+        return max(1, _ceil(takes_us / self.grid.tau_us - _SAME))
 
     def window(self, crossing: int, epoch: int) -> range:
         """Epochs in which a send keeps others off the link at place `crossing` of `links`."""
@@ -57,8 +58,8 @@ class Timing:
         path, hop = self._path_and_hop[crossing]
         start_us = epoch * self.grid.tau_us
         begin, end = ((time - start_us) / self.grid.tau_us for time in self.window_us(path, hop, start_us))
-        first = floor(begin + _SAME)
-        return range(first, max(first + 1, ceil(end - _SAME)))
+        first = floor(min(begin + _SAME, _NEVER))
+        return range(first, max(first + 1, _ceil(end - _SAME)))
 
     def window_us(self, path: int, hop: int, start_us: float) -> tuple[float, float]:
         """When a send that starts then reaches a link of its path, and when it has crossed it."""
@@ -104,3 +105,7 @@ class Timing:
         most = int(epoch.max(initial=0)) + 1
         alike, inverse = np.unique(what * most + epoch, return_inverse=True)
         return np.array([figure(*divmod(pair, most)) for pair in alike.tolist()], np.int64)[inverse]
+
+
+def _ceil(epochs: float) -> int:
+    return ceil(min(epochs, _NEVER))
