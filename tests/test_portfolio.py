@@ -254,6 +254,7 @@ def test_progress_only_gets_better():
         ({"root": 4}, "root 4"),
         ({"root": -1}, "root -1"),
         ({"nchunks": 0}, "0 chunks"),
+        ({"nchunks": 10**5}, "too many for any file"),
         ({"nchunks": 10**9}, "too many"),
         ({"method": "magic"}, "use auto, trees, greedy, bfb, lp, milp"),
         ({"solver": "gurobi"}, "use cbc, highs"),

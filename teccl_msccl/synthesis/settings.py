@@ -11,6 +11,8 @@ from .solver import SOLVERS
 
 #: Seeds start below this, so that all that follow are 64-bit numbers.
 MOST_SEEDS = 2**63
+#: Chunks of a share beyond which searches take hours for what no runtime's file can hold.
+MOST_CHUNKS_A_SHARE = 10_000
 
 
 @dataclass(frozen=True)
@@ -35,5 +37,9 @@ class Settings:
         for name, value, least in (("jobs", self.jobs, 1), ("seed", self.seed, 0)):
             if not value >= least:
                 raise InputError(f"{name} is {value}; it must be {least} or more")
+        if self.nchunks is not None and self.nchunks > MOST_CHUNKS_A_SHARE:
+            raise InputError(
+                f"{self.nchunks} chunks a share are too many for any file; use at most {MOST_CHUNKS_A_SHARE}"
+            )
         if self.seed >= MOST_SEEDS:
             raise InputError(f"seed {self.seed} is too large; use less than 2^{MOST_SEEDS.bit_length() - 1}")
