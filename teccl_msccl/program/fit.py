@@ -180,7 +180,13 @@ class Fitter:
         nbytes = max(sum(action.nbytes for action in plan.actions if does(action)) for plan in self.plans)
         alone_us = nbytes / (threadblock_GBps / 2 * 1e3)
         soon = min(MOST_LOCAL_THREADBLOCKS, ceil(alone_us / (COPYING_SHARE * finish_us)))
-        return max(1, soon, ceil(alone_us / finish_us))
+        return max(1, soon, min(self._room, ceil(alone_us / finish_us)))
+
+    @cached_property
+    def _room(self) -> int:
+        """For copies and for reductions: half of what a GPU can run beside a threadblock for each connection end."""
+        ends = most_threadblocks(dict.fromkeys((transfer.connection for transfer in self.transfers), 1), paired=False)
+        return (FEWEST_SMS - ends) // 2
 
 
 def check_transfers(plans: Sequence[RankPlan]) -> None:

@@ -72,7 +72,7 @@ class Tuning:
         self._best: _Tried | None = None
         self._spent = 0
         self._tried: set[Choice] = set()
-        self._refusal = Refused(f"{schedule.demand.collective}: nothing to lower")
+        self._refusal: Refused | None = None  # of the first choice, which is the plainest
 
     def run(
         self,
@@ -131,9 +131,9 @@ class Tuning:
 
     @property
     def best(self) -> _Tried:
-        """Raises the last refusal where nothing was fit."""
+        """Raises the first refusal where nothing was fit."""
         if self._best is None:
-            raise self._refusal
+            raise self._refusal or Refused(f"{self.schedule.demand.collective}: nothing to lower")
         return self._best
 
     def _first_things_first(self, paces: Sequence[str]) -> Sequence[str]:
@@ -262,7 +262,7 @@ class Tuning:
             program = self.build(choice)
             return _Tried(choice, program, self._simulated(program, neutral=True).finish_us)
         except Refused as refusal:
-            self._refusal = refusal
+            self._refusal = self._refusal or refusal
             return None
 
     def _simulated(self, program: Program, neutral: bool) -> ProgramTiming:
