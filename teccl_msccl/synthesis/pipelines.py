@@ -36,9 +36,9 @@ def plant_pipelines(incumbent: Incumbent, settings: Settings) -> None:
 
 
 def spreading_root(demand: Demand) -> int | None:
-    """The rank that has every chunk, if all other ranks want it."""
+    """The rank that has every chunk, if all other ranks want it and it is anything."""
     origins = {chunk.origin for chunk in demand.chunks}
-    if len(origins) != 1 or len(origin := next(iter(origins))) != 1 or demand.groups:
+    if len(origins) != 1 or len(origin := next(iter(origins))) != 1 or demand.groups or not demand.size_bytes:
         return None
     everyone = set(range(demand.nranks))
     return origin[0] if all({*chunk.want, *origin} == everyone for chunk in demand.chunks) else None

@@ -25,6 +25,7 @@ from .incumbent import Incumbent, Progress, gap
 from .levels import COLLECTIVES as LEVELLED
 from .levels import search_levels
 from .lp import ENOUGH, search_flow
+from .pipelines import plant_pipelines
 from .polish import polish
 from .problem import Problem
 from .rails import search_rails
@@ -201,6 +202,8 @@ def _search(
     if method == "bfb" and incumbent.best is None:
         what = ", ".join(LEVELLED)
         raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
+    if method in ("auto", "trees") and not incumbent.closed(ENOUGH):
+        plant_pipelines(incumbent, settings)
     if small and not incumbent.closed(NEARLY):
         search_greedily(incumbent, settings)
     if small:
