@@ -71,7 +71,7 @@ def test_packets(collective: str, inplace: bool, hosts: int) -> None:
 def test_synthesized(preset: str, collective: str, mode: str) -> None:
     topology = load(preset).topology
     schedule = greedy(Problem(topology, collective, 1e6, 2), 1)
-    program = lower(schedule, mode=mode, protocol="Simple", spread=1)
+    program = lower(schedule, mode=mode, protocol="Simple", spread=1, unroll=False)
     plan = plan_of(program)
     assert plan["inplace"] == (mode == "inplace")
     require_right(plan, 2, seeds=1)
@@ -99,7 +99,7 @@ def test_any_machine(collective: str) -> None:
            protocol=st.sampled_from(PLAN_PROTOCOLS))  # fmt: skip
     def prove(problem: Problem, nchunks: int, seed: int, mode: str, hosts: int, protocol: str) -> None:
         schedule = greedy(problem, nchunks, seed)
-        program = lower(schedule, mode=mode, protocol=protocol, spread=1, fuse=False)
+        program = lower(schedule, mode=mode, protocol=protocol, spread=1, fuse=False, unroll=False)
         of = [rank % hosts for rank in range(program.nranks)]
         try:
             plan = plan_of(program, hosts=of)
