@@ -141,7 +141,8 @@ def test_played_trees_are_valid_and_only_get_better(topology, collective, count,
     played = router.justified(trees, shared=True, rounds=-1)
     better = router.justified(played, rounds=2, noise=0.05, seed=seed)
     best = router.rerouted(better, 0.0, 40, seed)
-    assert busy * (1 - 1e-9) <= best.finish_us <= better.finish_us <= played.finish_us
+    assert busy * (1 - 1e-9) <= better.finish_us <= played.finish_us  # on the same paths
+    assert best.finish_us <= better.finish_us
     for routes in (played, better, best):
         schedule = router.schedule(routes)
         schedule.validate()
