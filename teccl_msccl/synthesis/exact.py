@@ -57,15 +57,8 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
         left = deadline - time.monotonic()
         if left <= columns * COLUMN_S or incumbent.closed(CLOSED if thorough else AUTO_GAP):
             return
-        incumbent.tell()
         seconds = left if thorough else min(AUTO_MODEL_S, left)
-        result = model.improve(seconds=seconds, threads=settings.jobs, seed=settings.seed)
-        c, before = model.start.demand.nchunks, model.start.finish_us
-        better = result.schedule if result.schedule is not None and result.schedule.finish_us < before else None
-        finish = None if better is None else better.finish_us
-        solved(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
-        if better is not None:
-            incumbent.offer(i, better)
+        solved(_improve(incumbent, settings, i, model, name, model.start.finish_us, seconds))
 
 
 def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[int, Milp, str, int]]:
@@ -123,11 +116,18 @@ def search_under_rules(
         seconds = incumbent.seconds_left / (len(models) - i)
         if seconds <= columns * COLUMN_S:
             continue
-        incumbent.tell()
-        result = model.improve(seconds=seconds, threads=settings.jobs, seed=settings.seed)
-        better = result.schedule if result.schedule is not None and result.schedule.finish_us < before else None
-        finish = None if better is None else better.finish_us
-        c = model.start.demand.nchunks
-        solved(MilpReport(c, name, result.epochs, result.epochs_bound, result.outcome, before, finish))
-        if better is not None:
-            incumbent.offer(0, better)
+        solved(_improve(incumbent, settings, 0, model, name, before, seconds))
+
+
+def _improve(
+    incumbent: Incumbent, settings: Settings, stage: int, model: Milp, grid: str, before: float, seconds: float
+) -> MilpReport:
+    """Have the model improve on its start, which takes `before` µs, and offer what is faster for the stage."""
+    incumbent.tell()
+    result = model.improve(seconds=seconds, threads=settings.jobs, seed=settings.seed)
+    better = result.schedule if result.schedule is not None and result.schedule.finish_us < before else None
+    if better is not None:
+        incumbent.offer(stage, better)
+    finish = None if better is None else better.finish_us
+    nchunks = model.start.demand.nchunks
+    return MilpReport(nchunks, grid, result.epochs, result.epochs_bound, result.outcome, before, finish)
