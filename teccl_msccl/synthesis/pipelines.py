@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
 from ..collective.demand import Demand
-from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
 from .incumbent import Incumbent
 from .rooted_trees import TreePacking, small_enough
@@ -51,11 +49,8 @@ def pipelined(topology: Topology, demand: Demand, packing: TreePacking) -> tuple
     turns = _turns(packing.weights(demand.size_bytes, count), count)
     chunks = [chunk for chunk, tree in enumerate(turns) for _ in packing.trees[tree].paths]
     ways = [path for tree in turns for path in packing.trees[tree].paths]
-    network = core_network(topology, [path.links for path in packing.paths])
-    sent = Routes(*_core.dispatch(network, core_demand(demand), chunks, ways, [float(chunk) for chunk in chunks]))
-    order = np.argsort(sent.start_us, kind="stable")
-    routes = Routes(sent.chunk[order], sent.way[order], sent.start_us[order], sent.arrival_us[order])
     router = Router(topology, demand)
+    routes = router.in_turn(chunks, ways, [float(chunk) for chunk in chunks])
     return router, router.justified(routes, rounds=-1)
 
 

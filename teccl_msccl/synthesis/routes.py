@@ -83,6 +83,12 @@ class RouteSearch:
         sends = _core.dispatch_longest_first(self._network, self._demand, *routes.lists(), load_weight, noise, seed)
         return Routes(*sends)
 
+    def in_turn(self, chunks: list[int], ways: list[int], turns: list[float]) -> Routes:
+        """Sends (chunk, path number) that start as links fall free, of those that are ready the least of `turns`."""
+        sent = Routes(*_core.dispatch(self._network, self._demand, chunks, ways, turns))
+        order = np.argsort(sent.start_us, kind="stable")
+        return Routes(sent.chunk[order], sent.way[order], sent.start_us[order], sent.arrival_us[order])
+
     def rerouted(self, routes: Routes, target_us: float, moves: int, seed: int) -> Routes:
         """Chunks that arrive after `target_us` torn out and put back, `moves` times."""
         return Routes(*_core.reroute(self._network, self._demand, *routes.lists(), target_us, moves, True, seed))
