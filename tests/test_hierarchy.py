@@ -122,7 +122,8 @@ def test_large_clusters_without_structure_get_what_the_field_does(monkeypatch):
     assert Hierarchy.of(lame, solver) is None
     monkeypatch.setattr(portfolio, "greedy_seconds", lambda problem: 1e9)
     monkeypatch.setattr(search, "OFFERED", ())
-    monkeypatch.setattr(portfolio, "search_rails", lambda incumbent, settings: None)
+    for search_of_structure in ("search_rails", "plant_pipelines"):
+        monkeypatch.setattr(portfolio, search_of_structure, lambda incumbent, settings: None)
     for collective in ("allgather", "allreduce", "broadcast"):
         result = portfolio.run(Problem(lame, collective, 1e6), Settings(nchunks=1), time_limit=0.5)
         result.schedule.validate()
