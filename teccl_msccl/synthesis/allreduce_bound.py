@@ -177,32 +177,20 @@ def _orbits(topology: Topology) -> tuple[NDArray[np.int64], list[int]]:
     kinds: dict[Any, list[int]] = {}
     for i, link in enumerate(topology.links):
         kinds.setdefault((link.src, link.dst, link.bandwidth_GBps, link.alpha_us, link.kind), []).append(i)
-    group = list(range(len(topology.links)))
-    ranks = list(range(topology.nranks))
-    for alike in kinds.values():
-        for i in alike[1:]:
-            _unite(group, alike[0], i)
-    if all(len(kinds.get((dst, src, *figures), ())) == len(alike) for (src, dst, *figures), alike in kinds.items()):
-        for (src, dst, *figures), alike in kinds.items():  # backwards, a pair of trees is one again
-            _unite(group, alike[0], kinds[dst, src, *figures][0])
+    alike = [(same[0], i) for same in kinds.values() for i in same[1:]]
+    if all(len(kinds.get((dst, src, *figures), ())) == len(same) for (src, dst, *figures), same in kinds.items()):
+        # backwards, a pair of trees is one again
+        alike += [(same[0], kinds[dst, src, *figures][0]) for (src, dst, *figures), same in kinds.items()]
     for image in generators:
-        for (src, dst, *figures), alike in kinds.items():
-            _unite(group, alike[0], kinds[image[src], image[dst], *figures][0])
-        for rank, gpu in enumerate(topology.gpus):
-            _unite(ranks, rank, topology.rank_of[image[gpu]])
-    names: dict[int, int] = {}
-    links = np.array([names.setdefault(_leader(group, i), len(names)) for i in range(len(group))])
-    return links, [rank for rank in ranks if _leader(ranks, rank) == rank]
+        alike += [(same[0], kinds[image[src], image[dst], *figures][0]) for (src, dst, *figures), same in kinds.items()]
+    swapped = [(r, topology.rank_of[image[gpu]]) for image in generators for r, gpu in enumerate(topology.gpus)]
+    ranks = _components(topology.nranks, swapped)
+    return np.array(_components(len(topology.links), alike)), [ranks.index(orbit) for orbit in sorted(set(ranks))]
 
 
-def _leader(group: list[int], i: int) -> int:
-    while group[i] != i:
-        i = group[i]
-    return i
-
-
-def _unite(group: list[int], one: int, other: int) -> None:
-    group[_leader(group, one)] = _leader(group, other)
+def _components(count: int, pairs: list[tuple[int, int]]) -> list[int]:
+    """To which of the groups that the pairs join each of `count` things belongs."""
+    return list(igraph.Graph(n=count, edges=pairs).connected_components().membership)
 
 
 # -- least arborescences ---------------------------------------------------------------------------------------
