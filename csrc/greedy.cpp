@@ -121,7 +121,7 @@ class Greedy {
 
   void begin_chunk(Index c) {
     near_[c].assign(ranks_, 0);
-    for (int want : chunks_[c].want) near_[c][static_cast<Index>(want)] = kFar;
+    for (int want : chunks_[c].want) near_[c][static_cast<Index>(want)] = kNever;
     for (int origin : chunks_[c].origin) {
       const auto rank = static_cast<Index>(origin);
       holds_[slot(c, rank)] = promised_[slot(c, rank)] = true;
@@ -237,8 +237,6 @@ class Greedy {
     held_[event.where].push_back(static_cast<Index>(event.chunk));
     for (Index p : paths_from_[event.where]) ready[p] = true;
   }
-
-  static constexpr double kFar = 1e18;
 
   const Network& network_;
   const std::vector<DemandedChunk>& chunks_;

@@ -141,7 +141,7 @@ def require_text(value: Any, where: str, choices: tuple[str, ...] = ()) -> str:
 def require_number(value: Any, where: str) -> float:
     """`value`, a finite number of a JSON file. Raises `InputError` with its place if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where}: must be a number, not {value!r}")
+        raise InputError(f"{where}: must be a number, not {repr(value)[:40]}")
     try:
         number = float(value)
     except OverflowError:
@@ -154,7 +154,7 @@ def require_number(value: Any, where: str) -> float:
 def require_flag(value: Any, where: str) -> bool:
     """`value`, true or false in a JSON file. Raises `InputError` with its place if it is neither."""
     if not isinstance(value, bool):
-        raise InputError(f"{where}: must be true or false, not {value!r}")
+        raise InputError(f"{where}: must be true or false, not {repr(value)[:40]}")
     return value
 
 

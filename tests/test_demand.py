@@ -103,6 +103,7 @@ def test_names_in_either_case(name, canonical):
         (("allgather", 2, -8), "zero or more"),
         (("allgather", 2, math.nan), "zero or more"),
         (("allgather", 2, math.inf), "zero or more"),
+        (("allgather", 2, 1e100), "at most 1e\\+18"),
     ],
 )
 def test_bad_arguments(arguments, said):

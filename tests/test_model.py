@@ -69,7 +69,12 @@ def test_parallel_links_are_allowed_and_reversal_turns_each():
         ({"links": [{"src": 4, "dst": 4, "bandwidth_GBps": 1, "alpha_us": 0}]}, "itself"),
         ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 0, "alpha_us": 0}]}, "positive"),
         ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": -5, "alpha_us": 0}]}, "positive"),
-        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": float("nan"), "alpha_us": 0}]}, "positive"),
+        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": float("nan"), "alpha_us": 0}]}, "finite"),
+        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 1e-300, "alpha_us": 0}]}, "from 1e-09 to 1e+12"),
+        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 1e300, "alpha_us": 0}]}, "from 1e-09 to 1e+12"),
+        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 1, "alpha_us": 1e300}]}, "at most 1e+12"),
+        ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 1, "alpha_us": 10**400}]}, "finite"),
+        ({"nodes": [{"id": 4, "kind": "gpu", "rank": 0, "multicast": "false"}], "links": []}, "true or false"),
         ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": 1, "alpha_us": -1}]}, "zero or more"),
         ({"links": [{"src": 4, "dst": 9, "bandwidth_GBps": "1", "alpha_us": 0}]}, "a number"),
         ({"links": [{"src": 4, "dst": 9, "alpha_us": 0}]}, "'bandwidth_GBps' is missing"),
@@ -81,6 +86,13 @@ def test_bad_topologies_are_refused_by_name(change, said):
         Topology.from_json(two_gpus(**change), "pair.json")
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_of_a_file_the_file_is_named_not_only_the_name_in_it(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(two_gpus(links=[])))
+    with pytest.raises(InputError, match=r"mine\.json: disconnected: GPU 0 cannot reach GPU 1"):
+        Topology.read(path)
 
 
 def test_repeated_ids_are_refused():

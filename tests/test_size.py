@@ -13,7 +13,7 @@ from teccl_msccl.errors import InputError
     [
         ("0", 0), ("4096", 4096), ("1b", 1), ("1KB", 1e3), ("64MB", 64e6), ("1GB", 1e9), ("2TB", 2e12),
         ("1KiB", 2**10), ("64MiB", 2**26), ("1GiB", 2**30), ("1TiB", 2**40), (" 1.5 gib ", 1.5 * 2**30),
-        ("1e3", 1000), ("1e6kb", 1e9), (".5MB", 5e5), ("5.kb", 5e3), ("0.1b", 0.1),
+        ("1e3", 1000), ("1e+06", 1e6), ("1e6kb", 1e9), ("1e18", 1e18), (".5MB", 5e5), ("5.kb", 5e3), ("0.1b", 0.1),
         (7, 7), (2.5, 2.5), (10**15, 1e15),
     ],
 )  # fmt: skip
@@ -34,7 +34,8 @@ def test_one_letter_units_are_binary_and_only_where_asked_for(text, nbytes):
 @pytest.mark.parametrize(
     "text",
     ["", " ", "MB", "-1", "-1MB", "1 M B", "1,5MB", "1PB", "1e-3", "1e", "e3", "nan", "inf", "0x10", "1MB1", "1..2",
-     "٣", "1e999", "9" * 400, "1e300TB", 10**400, math.nan, math.inf, -1, -0.5, None, "1_000", b"1MB", [], 1j],
+     "٣", "1e999", "9" * 400, "1e300TB", "1e19", "2e6TB", 1e100,
+     10**400, math.nan, math.inf, -1, -0.5, None, "1_000", b"1MB", [], 1j],
 )  # fmt: skip
 def test_what_is_no_size_is_refused_in_one_line(text):
     with pytest.raises(InputError, match="size") as refused:

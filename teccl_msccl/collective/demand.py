@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError, unknown
+from .size import MOST_BYTES
 
 #: Collectives that combine contributions rather than copy them.
 REDUCING = frozenset({"reduce_scatter", "allreduce", "reduce"})
@@ -134,8 +135,10 @@ class Demand:
         """Raise `InputError` unless ids count from 0, ranks exist and sizes are usable."""
         if self.nchunks < 1:
             raise InputError(f"{self.collective}: {self.nchunks} chunks; use 1 or more")
-        if not 0 <= self.size_bytes < math.inf:
-            raise InputError(f"{self.collective}: size {self.size_bytes}; it must be finite, zero or more")
+        if not 0 <= self.size_bytes <= MOST_BYTES:
+            raise InputError(
+                f"{self.collective}: size {self.size_bytes}; it must be zero or more, at most {MOST_BYTES:g}"
+            )
         self._validate_groups()
         for position, chunk in enumerate(self.chunks):
             where = f"{self.collective}: chunk {chunk.id}"
@@ -156,8 +159,8 @@ class Demand:
             outside = self._outsiders(chunk)
             if outside:
                 raise InputError(f"{where}: rank {outside[0]} is not in its group")
-            if not 0 <= chunk.bytes < math.inf:
-                raise InputError(f"{where}: {chunk.bytes} bytes; it must be finite, zero or more")
+            if not 0 <= chunk.bytes <= MOST_BYTES:
+                raise InputError(f"{where}: {chunk.bytes} bytes; it must be zero or more, at most {MOST_BYTES:g}")
 
     def _validate_groups(self) -> None:
         for i, group in enumerate(self.groups):

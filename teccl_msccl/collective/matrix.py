@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
 from ..files import read_bytes
 from .demand import Chunk, Demand
-from .size import parse_size
+from .size import MOST_BYTES, parse_size
 
 Matrix = Sequence[Sequence[float]]
 
@@ -58,8 +57,10 @@ def alltoallv(matrix: Matrix, nranks: int, size_bytes: float | None = None, wher
         if len(row) != nranks:
             raise InputError(f"{where}: row {s} has {len(row)} columns for {nranks} GPUs; give each a column")
         for d, nbytes in enumerate(row):
-            if not 0 <= nbytes < math.inf:
-                raise InputError(f"{where}: row {s} column {d}: {nbytes} bytes; it must be finite, zero or more")
+            if not 0 <= nbytes <= MOST_BYTES:
+                raise InputError(
+                    f"{where}: row {s} column {d}: {nbytes} bytes; it must be zero or more, at most {MOST_BYTES:g}"
+                )
     longest = float(max(map(sum, matrix)))
     if size_bytes is not None and longest == 0 < size_bytes:
         raise InputError(f"{where}: nothing but zeros, which no --size scales to; leave --size out")

@@ -12,8 +12,10 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+#: An exabyte: more than any machine holds, and than finish times in µs can be told apart from.
+MOST_BYTES = 1e18
 _ONE_LETTER = {"k": 2**10, "m": 2**20, "g": 2**30}
-_SIZE = re.compile(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+\.?[0-9]*(?:e[+]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str | float, *, one_letter: bool = False) -> float:
@@ -39,6 +41,8 @@ def parse_size(text: str | float, *, one_letter: bool = False) -> float:
 def _usable(nbytes: float, text: str) -> float:
     if not math.isfinite(nbytes) or nbytes < 0:
         raise InputError(f"size {text!r} must be a finite number of bytes, zero or more")
+    if nbytes > MOST_BYTES:
+        raise InputError(f"size {text!r} is more than any machine holds; use at most {MOST_BYTES:g} bytes")
     return nbytes
 
 

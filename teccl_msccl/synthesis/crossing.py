@@ -70,7 +70,7 @@ class Crossing:
         soonest = min(latency for _, _, latency in self.links)
         return (
             f"{self.nbytes:.6g} bytes from {_ranks(self.sources)} to {_ranks(self.targets)} over {len(self.links)} "
-            f"links of {bandwidth:g} GB/s, the first there at {soonest:g} µs"
+            f"link(s) of {bandwidth:g} GB/s in all, the first there at {soonest:g} µs"
         )
 
 

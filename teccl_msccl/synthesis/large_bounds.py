@@ -179,7 +179,7 @@ class _Network:
         return (
             term,
             filling_time(nbytes, figures),
-            f"{name}: {nbytes:.6g} bytes over {len(border)} links of {total:g} GB/s",
+            f"{name}: {nbytes:.6g} bytes over {len(border)} link(s) of {total:g} GB/s in all",
         )
 
     def traffic(self, demand: Demand) -> Iterator[Term]:

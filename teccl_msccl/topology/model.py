@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,11 +11,16 @@ from typing import Any
 
 import networkx as nx
 
-from ..errors import InputError
-from ..files import read_json, require_keys, write_text
+from ..errors import InputError, naming
+from ..files import read_json, require_flag, require_keys, require_number, require_whole, write_text
 
 NODE_KINDS = ("gpu", "switch", "nic", "cpu")
 LINK_KINDS = ("nvlink", "xgmi", "pcie", "network", "socket")
+
+#: Figures of a link beyond these (a byte a second, an α of days) are slips of the keyboard.
+LEAST_GBps = 1e-9
+MOST_GBps = 1e12
+MOST_ALPHA_US = 1e12
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,13 @@ class Topology:
                     raise InputError(f"{where}: no node {end}; add it or mend the link")
             if link.src == link.dst:
                 raise InputError(f"{where}: joins a node to itself; remove it")
-            if not (math.isfinite(link.bandwidth_GBps) and link.bandwidth_GBps > 0):
-                raise InputError(f"{where}: bandwidth_GBps is {link.bandwidth_GBps}; it must be positive")
-            if not (math.isfinite(link.alpha_us) and link.alpha_us >= 0):
-                raise InputError(f"{where}: alpha_us is {link.alpha_us}; it must be zero or more")
-        if self.threadblock_GBps is not None and not self.threadblock_GBps > 0:
-            raise InputError(f"{self.name}: threadblock_GBps is {self.threadblock_GBps}; it must be positive")
+            _validate_bandwidth(link.bandwidth_GBps, f"{where}: bandwidth_GBps")
+            if not 0 <= link.alpha_us <= MOST_ALPHA_US:
+                raise InputError(
+                    f"{where}: alpha_us is {link.alpha_us}; it must be zero or more, at most {MOST_ALPHA_US:g}"
+                )
+        if self.threadblock_GBps is not None:
+            _validate_bandwidth(self.threadblock_GBps, f"{self.name}: threadblock_GBps")
 
     def _validate_connected(self) -> None:
         graph = self.graph()
@@ -206,18 +211,22 @@ class Topology:
                 raise InputError(f"{where}: {key!r} must be a list; a topology has name, nodes and links")
         known = {"name", "nodes", "links", "source", "threadblock_GBps"}
         threadblock = value.get("threadblock_GBps")
-        return cls(
-            name=str(value.get("name") or where),
-            nodes=tuple(_node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])),
-            links=tuple(_link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])),
-            source=str(value.get("source") or ""),
-            threadblock_GBps=None if threadblock is None else _number(threadblock, f"{where}: threadblock_GBps"),
-            extra={key: item for key, item in value.items() if key not in known},
-        )
+        name = str(value.get("name") or where)
+        with naming(where, name):
+            return cls(
+                name=name,
+                nodes=tuple(_node_from_json(item, f"{where}: nodes[{i}]") for i, item in enumerate(value["nodes"])),
+                links=tuple(_link_from_json(item, i, f"{where}: links[{i}]") for i, item in enumerate(value["links"])),
+                source=str(value.get("source") or ""),
+                threadblock_GBps=None
+                if threadblock is None
+                else require_number(threadblock, f"{where}: threadblock_GBps"),
+                extra={key: item for key, item in value.items() if key not in known},
+            )
 
     @classmethod
     def read(cls, path: str | Path) -> Topology:
-        """Read a topology JSON file."""
+        """Read a topology JSON file. Raises `InputError` that names it."""
         return cls.from_json(read_json(path, "a topology"), str(path))
 
     @classmethod
@@ -238,6 +247,11 @@ class Topology:
             rows = ",\n    ".join(json.dumps(item) for item in value[key])
             lines.append(f"{json.dumps(key)}: [\n    {rows}\n  ]")
         write_text(path, "{\n  " + ",\n  ".join(lines) + "\n}\n")
+
+
+def _validate_bandwidth(GBps: float, where: str) -> None:
+    if not LEAST_GBps <= GBps <= MOST_GBps:
+        raise InputError(f"{where} is {GBps}; it must be positive, from {LEAST_GBps:g} to {MOST_GBps:g}")
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:
@@ -267,12 +281,12 @@ def _node_from_json(value: Any, where: str) -> Node:
     known = {"id", "kind", "rank", "host", "name", "multicast"}
     rank = value.get("rank")
     return Node(
-        id=_integer(value["id"], f"{where}: id"),
+        id=require_whole(value["id"], f"{where}: id"),
         kind=str(value["kind"]),
-        rank=None if rank is None or value["kind"] != "gpu" else _integer(rank, f"{where}: rank"),
-        host=_integer(value.get("host", 0), f"{where}: host"),
+        rank=None if rank is None or value["kind"] != "gpu" else require_whole(rank, f"{where}: rank"),
+        host=require_whole(value.get("host", 0), f"{where}: host"),
         name=str(value.get("name", "")),
-        multicast=bool(value.get("multicast", False)),
+        multicast=require_flag(value.get("multicast", False), f"{where}: multicast"),
         extra={key: item for key, item in value.items() if key not in known},
     )
 
@@ -281,26 +295,14 @@ def _link_from_json(value: Any, position: int, where: str) -> Link:
     require_keys(value, ("src", "dst", "bandwidth_GBps", "alpha_us"), where)
     known = {"id", "src", "dst", "bandwidth_GBps", "alpha_us", "kind"}
     return Link(
-        id=_integer(value.get("id", position), f"{where}: id"),
-        src=_integer(value["src"], f"{where}: src"),
-        dst=_integer(value["dst"], f"{where}: dst"),
-        bandwidth_GBps=_number(value["bandwidth_GBps"], f"{where}: bandwidth_GBps"),
-        alpha_us=_number(value["alpha_us"], f"{where}: alpha_us"),
+        id=require_whole(value.get("id", position), f"{where}: id"),
+        src=require_whole(value["src"], f"{where}: src"),
+        dst=require_whole(value["dst"], f"{where}: dst"),
+        bandwidth_GBps=require_number(value["bandwidth_GBps"], f"{where}: bandwidth_GBps"),
+        alpha_us=require_number(value["alpha_us"], f"{where}: alpha_us"),
         kind=str(value.get("kind", "")),
         extra={key: item for key, item in value.items() if key not in known},
     )
-
-
-def _integer(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}: must be a whole number, not {_brief(value)}")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where}: must be a number, not {_brief(value)}")
-    return float(value)
 
 
 def _brief(value: Any) -> str:
