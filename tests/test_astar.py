@@ -76,3 +76,18 @@ def test_as_a_method():
     result = run(Topology.load("ring-6"), "reduce_scatter", "1MB", method="astar", time_limit=10)
     result.schedule.validate()
     assert result.gap < 0.6
+
+
+@pytest.mark.parametrize("size", [0, 1e3])
+def test_where_alpha_is_all_a_round_is_a_few_hops_not_hundreds_of_epochs(size):
+    result = run(Topology.load("dgx1"), "allgather", size, method="astar", nchunks=1, time_limit=30)
+    assert result.method == "astar"
+    assert result.gap < 0.7
+
+
+def test_a_round_that_would_not_be_built_in_time_is_not_begun():
+    topology = Topology.load("dgx1")
+    grid = EpochGrid(topology, demand_for("allgather", 8, 1e3), 1e-4)
+    began = time.process_time()
+    assert schedule_by_rounds(grid, solver="cbc", seed=0, deadline=time.monotonic() + 5) is None
+    assert time.process_time() - began < 2

@@ -10,8 +10,11 @@ from typing import Any
 
 from mip import BINARY, xsum
 
+from ..collective.demand import Demand
 from ..schedule.schedule import Schedule, Send
-from .epochs import EpochGrid, epochs_of
+from ..topology.model import Topology
+from ..topology.paths import direct_paths
+from .epochs import EpochGrid, epochs_of, slow_epoch_us
 from .incumbent import Incumbent
 from .settings import Settings
 from .solver import new_model, solve
@@ -21,25 +24,33 @@ GAMMA = 0.9
 #: Rounds without a send after which the search gives up, and seconds for a round.
 MOST_IDLE = 3
 ROUND_S = 5.0
+#: Seconds that a send variable takes to build and hand over: a round that would not be built in time is left out.
+COLUMN_S = 1e-4
 
 
 def search_by_rounds(incumbent: Incumbent, settings: Settings) -> None:
     """Offer an A* schedule for every stage, for the few chunk counts that a round's model can hold."""
     incumbent.phase = "astar"
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()[:2]
-    epochs = "slow" if settings.epochs == "auto" else settings.epochs  # what is fine takes many rounds
     for i, stage in enumerate(incumbent.stages):
         for count in counts:
             demand = stage.demand(count)
-            for tau in epochs_of(stage.topology, demand, epochs).values():
-                found = schedule_by_rounds(
-                    EpochGrid(stage.topology, demand, tau),
-                    solver=settings.solver,
-                    seed=settings.seed,
-                    deadline=incumbent.deadline,
-                )
-                if found is not None:
-                    incumbent.offer(i, found.retimed())
+            found = schedule_by_rounds(
+                EpochGrid(stage.topology, demand, round_epoch_us(stage.topology, demand, settings.epochs)),
+                solver=settings.solver,
+                seed=settings.seed,
+                deadline=incumbent.deadline,
+            )
+            if found is not None:
+                incumbent.offer(i, found.retimed())
+
+
+def round_epoch_us(topology: Topology, demand: Demand, epochs: str) -> float:
+    """The epoch that was asked for; of auto the slow one, and no shorter than any path's α: what is fine takes long and
+    many rounds, and re-timing undoes what is coarse."""
+    if epochs != "auto":
+        return epochs_of(topology, demand, epochs)[epochs]
+    return max(slow_epoch_us(topology, demand), max(path.alpha_us for path in direct_paths(topology)))
 
 
 def schedule_by_rounds(grid: EpochGrid, *, solver: str, seed: int, deadline: float) -> Schedule | None:
@@ -53,7 +64,8 @@ def schedule_by_rounds(grid: EpochGrid, *, solver: str, seed: int, deadline: flo
     begin = idle = 0
     while not state.meets(grid):
         left = deadline - time.monotonic()
-        if left <= 0 or idle >= MOST_IDLE:
+        columns = len(grid.demand.chunks) * len(grid.paths) * length
+        if left <= columns * COLUMN_S or idle >= MOST_IDLE:
             return None
         sent = _round(grid, state, range(begin, begin + length), solver, min(ROUND_S, left), seed)
         idle = 0 if sent else idle + 1
