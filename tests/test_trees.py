@@ -20,6 +20,7 @@ from teccl_msccl.synthesis.routes import Router, Routes
 from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.synthesis.trees import Field, tournament
 from teccl_msccl.topology.model import Topology
+from teccl_msccl.topology.without import without
 
 
 def busiest_us(router: Router, routes: Routes) -> Fraction:
@@ -291,3 +292,50 @@ def test_trees_that_would_not_be_packed_in_time_are_not_begun(seconds, packs):
     )
     tournament(field, Settings(rounds=1))
     assert bool(packed) == bool(told) == packs
+
+
+def degraded() -> Topology:
+    return without(Topology.load("dgx-h100", hosts=2, network="rail"), ["nic:0.0"]).topology
+
+
+def test_trees_of_hosts_are_packed_on_short_paths_too():
+    """An allreduce of 1 GB by two hosts, one of which has lost a NIC, in 4.48 ms at best: where any path is taken, many
+    of which cross sockets and other GPUs' NICs at once, list scheduling takes 6 ms, whatever depth counts."""
+    told: list[Schedule] = []
+    field = Field(
+        demands=(demand_for("allreduce", 16, 1e9, 64),),
+        router=lambda demand: Router(degraded(), demand),
+        known={},
+        floor_us=4477.5,
+        improved=told.append,
+        done=lambda: False,
+        seconds_left=lambda: inf,
+    )
+    tournament(field, Settings(rounds=0))
+    told[-1].validate()
+    assert told[-1].finish_us <= 1.15 * 4477.5
+
+
+def test_narrower_networks_join_all_and_leave_short_paths():
+    router = Router(degraded(), demand_for("allgather", 16, 1e9))
+    assert router.detours == (None, 1, 2)
+    widths = [len(router.within(detour).paths) for detour in (1, 2, None)]
+    assert widths == sorted(widths)
+    check_spanning(router.within(1), router.within(1).packed(0.1, 3, 0.0, 0)[0])
+    plain = Router(Topology.load("star-8"), demand_for("allgather", 8, 1e9))
+    assert (plain.detours, plain.easings) == ((None,), (1.0,))
+
+
+def test_links_of_long_paths_get_time_to_spare():
+    router = Router(degraded(), demand_for("allgather", 16, 1e9, 8))
+
+    def busiest(kind: str, eased: float) -> float:
+        trees, _ = router.packed(0.01, 16, 0.0, 0, eased)
+        load: dict[int, float] = defaultdict(float)
+        for chunk, way in zip(trees.chunk.tolist(), trees.way.tolist(), strict=True):
+            for id in router.paths[way]:
+                load[id] += router.topology.link_by_id[id].beta_us(router.demand.chunks[chunk].bytes)
+        return max(us for id, us in load.items() if router.topology.link_by_id[id].kind == kind)
+
+    assert busiest("network", 1.0) == pytest.approx(busiest("nvlink", 1.0), rel=0.1)
+    assert busiest("network", 0.7) < 0.8 * busiest("nvlink", 0.7)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heappop, heappush
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,12 @@ from ..schedule.simulate import core_demand, core_network
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
 
+#: Links more than the shortest between two hosts have, in narrower networks.
+DETOURS = (1, 2)
+#: A path of more links than this must find many free at once: links that only such paths cross are never busy all the
+#: time, and packed as if they had but these shares of their bandwidth.
+SHORT = 2
+EASINGS = (1.0, 0.85)
 #: Times that differ by this share are one.
 _SAME_TIME = 1e-9
 
@@ -65,11 +73,33 @@ class RouteSearch:
         """The routes of a schedule; None where they cannot be told on this network."""
         return None
 
-    def packed(self, depth_weight: float, rounds: int, enough_us: float, seed: int) -> tuple[Routes, float]:
+    @property
+    def detours(self) -> tuple[int | None, ...]:
+        """Narrower networks than this one (None): see `within`."""
+        return (None,)
+
+    def within(self, detour: int | None) -> RouteSearch:
+        """The same over paths with at most so many links more than the shortest between their hosts (None: all)."""
+        assert detour is None
+        return self
+
+    @property
+    def easings(self) -> tuple[float, ...]:
+        """What `packed` may be told to leave of the links that only long paths cross."""
+        return (1.0,)
+
+    def packed(
+        self, depth_weight: float, rounds: int, enough_us: float, seed: int, eased: float = 1.0
+    ) -> tuple[Routes, float]:
         """A tree per chunk (for allreduce one in and one out), timed as if links were not shared, and how long the
-        busiest link is occupied. Raises ValueError when a GPU cannot be reached."""
-        sends, busiest_us = _core.pack_trees(self._network, self._demand, depth_weight, rounds, enough_us, seed)
+        busiest link is occupied, had links that only long paths cross but the share `eased` of their bandwidth. Raises
+        ValueError when a GPU cannot be reached."""
+        sends, busiest_us = _core.pack_trees(self._eased(eased), self._demand, depth_weight, rounds, enough_us, seed)
         return Routes(*sends), busiest_us
+
+    def _eased(self, share: float) -> _core.Network:
+        assert share == 1.0
+        return self._network
 
     def justified(
         self, routes: Routes, *, shared: bool = False, rounds: int = 0, noise: float = 0, seed: int = 0
@@ -96,12 +126,13 @@ class RouteSearch:
 
 @dataclass
 class Router(RouteSearch):
-    """Routes on `topology`, on the direct paths and those in `extra`."""
+    """Routes on `topology`, on the direct paths and those in `extra`, or `only` on some."""
 
     extra: Iterable[tuple[int, ...]] = ()
+    only: Sequence[tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
-        usual = [path.links for path in direct_paths(self.topology)]
+        usual = [path.links for path in direct_paths(self.topology)] if self.only is None else self.only
         self.paths = list(dict.fromkeys((*usual, *self.extra)))
         self.turns = turns([chunk.origin for chunk in self.demand.chunks])
         self._network = core_network(self.topology, self.paths)
@@ -117,6 +148,60 @@ class Router(RouteSearch):
             np.array([send.start_us for send in ordered]),
             np.array([schedule.arrival_us(send) for send in ordered]),
         )
+
+    @property
+    def detours(self) -> tuple[int | None, ...]:
+        return tuple(self._narrower)
+
+    def within(self, detour: int | None) -> Router:
+        return self._narrower[detour]
+
+    @cached_property
+    def _narrower(self) -> Mapping[int | None, Router]:
+        """The networks of `detours`, each once, as far as they join all GPUs."""
+        networks: dict[tuple[tuple[int, ...], ...], tuple[int | None, Router]] = {tuple(self.paths): (None, self)}
+        longer = self._links_beyond_shortest
+        for detour in DETOURS if any(longer) else ():
+            paths = tuple(path for path, links in zip(self.paths, longer, strict=True) if links <= detour)
+            if nx.is_strongly_connected(nx.DiGraph(map(self._ends, paths))):
+                networks.setdefault(paths, (detour, Router(self.topology, self.demand, only=paths)))
+        return dict(networks.values())
+
+    @cached_property
+    def _links_beyond_shortest(self) -> list[int]:
+        """Per path how many links more it has than the shortest between its two hosts; 0 within a host."""
+        host = {gpu: self.topology.node_by_id[gpu].host for gpu in self.topology.gpus}
+        joined = [tuple(host[gpu] for gpu in self._ends(path)) for path in self.paths]
+        fewest: dict[tuple[int, ...], int] = {}
+        for hosts, path in zip(joined, self.paths, strict=True):
+            fewest[hosts] = min(len(path), fewest.get(hosts, len(path)))
+        return [
+            len(path) - fewest[hosts] if len({*hosts}) > 1 else 0
+            for hosts, path in zip(joined, self.paths, strict=True)
+        ]
+
+    def _ends(self, path: tuple[int, ...]) -> tuple[int, int]:
+        links = self.topology.link_by_id
+        return links[path[0]].src, links[path[-1]].dst
+
+    @property
+    def easings(self) -> tuple[float, ...]:
+        return EASINGS if self._crossed_far else EASINGS[:1]
+
+    def _eased(self, share: float) -> _core.Network:
+        if share == 1.0:
+            return self._network
+        links = (
+            replace(link, bandwidth_GBps=link.bandwidth_GBps * (share if link.id in self._crossed_far else 1.0))
+            for link in self.topology.links
+        )
+        return core_network(replace(self.topology, links=tuple(links)), self.paths)
+
+    @cached_property
+    def _crossed_far(self) -> set[int]:
+        """Links that only long paths cross, where there are others."""
+        near = {link for path in self.paths if len(path) <= SHORT for link in path}
+        return {link for path in self.paths for link in path} - near if near else set()
 
     def schedule(self, routes: Routes) -> Schedule:
         """The schedule of feasible routes, left-shifted."""

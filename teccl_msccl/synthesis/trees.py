@@ -22,6 +22,9 @@ from .settings import Settings
 
 #: What a tree's depth counts against the load of its links; deep trees have the throughput, shallow ones the latency.
 DEPTH_WEIGHTS = (0.001, 0.01, 0.1, 1.0, 10.0)
+FEW_DEPTH_WEIGHTS = (0.001, 0.1)
+#: Kinds of trees that are packed for other chunk counts than the coarsest, for which all are.
+KINDS = 5
 #: Times that every tree is grown anew while they are packed.
 PACKING_ROUNDS = 16
 #: Chunk counts for which trees are packed: the best so far and, of those that do about as well, the larger.
@@ -70,8 +73,28 @@ class Field:
     seconds_left: Callable[[], float]
 
 
-#: Trees by where they are packed and what depth counts.
-Kind = tuple[RouteSearch, float]
+@dataclass(frozen=True)
+class Kind:
+    """How trees are packed: what depth counts, how far from the shortest paths may be (see `RouteSearch.within`) and
+    what is left of links that only long ones cross."""
+
+    depth_weight: float
+    detour: int | None = None
+    eased: float = 1.0
+
+
+def _kinds(router: RouteSearch) -> list[Kind]:
+    """All depths on the network as it is, a few where it is narrower or eased."""
+    return [
+        Kind(depth, detour, eased)
+        for detour in router.detours
+        for eased in router.within(detour).easings
+        for depth in (DEPTH_WEIGHTS if (detour, eased) == (None, 1.0) else FEW_DEPTH_WEIGHTS)
+    ]
+
+
+#: Trees in time, and where and how they were packed.
+Planted = tuple[Routes, RouteSearch, Kind]
 
 
 @dataclass
@@ -202,33 +225,33 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
         if routes is not None:
             contenders.append(Contender(router, routes, settings.seed))
 
-    def planted(kinds: list[Kind], seed: int) -> Iterator[tuple[Routes, Kind]]:
+    def planted(kinds: list[tuple[RouteSearch, Kind]], seed: int) -> Iterator[Planted]:
         """Trees of all kinds, and how they do."""
-        routes = pool.map(lambda kind: _planted(kind[0], kind[1], field.floor_us, seed), kinds)
-        for each, kind in zip(routes, kinds, strict=True):
-            contenders.append(Contender(kind[0], each, settings.seed))
-            yield each, kind
+        routes = pool.map(lambda each: _planted(each[0], each[1], field.floor_us, seed), kinds)
+        for each, (router, kind) in zip(routes, kinds, strict=True):
+            contenders.append(Contender(router.within(kind.detour), each, settings.seed))
+            yield each, router, kind
 
     pace = SECONDS_PER_UNIT
-    packed: list[tuple[Routes, Kind]] = []
-    for demand in _promising(field)[:MOST_PACKED]:
+    packed: list[Planted] = []
+    for demand in _coarsest_first(_promising(field)[:MOST_PACKED]):
         router = routers[demand.nchunks]
-        depths = len(DEPTH_WEIGHTS)
-        units = depths * PACKING_ROUNDS * len(router.turns) * (len(router.paths) + router.topology.nranks**2)
+        kinds = _best_kinds(packed) or _kinds(router)
+        units = len(kinds) * PACKING_ROUNDS * len(router.turns) * (len(router.paths) + router.topology.nranks**2)
         if units * pace > 0.3 * field.seconds_left() or field.done():
             continue
         began = time.monotonic()
-        packed += planted([(router, depth) for depth in DEPTH_WEIGHTS], settings.seed)
+        packed += planted([(router, kind) for kind in kinds], settings.seed)
         pace = (time.monotonic() - began) / units
     packed.sort(key=lambda each: each[0].finish_us)
     leading = bool(packed) and packed[0][0].finish_us <= min(contender.finish_us for contender in contenders)
-    best = [kind for _, kind in packed[:REPACKED]] if leading else []
+    best = [(router, kind) for _, router, kind in packed[:REPACKED]] if leading else []
     until = field.seconds_left() * (1 - REPACKING_SHARE)
     least_us, in_vain = min((contender.finish_us for contender in contenders), default=inf), 0
     for seed in count(settings.seed + 1) if best and settings.rounds is None and isfinite(until) else ():
         if field.seconds_left() <= until or least_us <= field.floor_us * (1 + CLOSED) or field.done():
             break
-        found_us = min(routes.finish_us for routes, _ in planted(best, seed))
+        found_us = min(routes.finish_us for routes, *_ in planted(best, seed))
         in_vain = 0 if found_us < least_us else in_vain + 1
         least_us = min(least_us, found_us)
         if in_vain == REPACKED_IN_VAIN:
@@ -251,11 +274,24 @@ def _promising(field: Field) -> list[Demand]:
     return sorted(field.demands, key=rank)
 
 
-def _planted(router: RouteSearch, depth_weight: float, floor_us: float, seed: int) -> Routes:
+def _coarsest_first(demands: list[Demand]) -> list[Demand]:
+    """The one with the fewest chunks, which takes the least time, first; the others as they are."""
+    first = min(demands, key=lambda demand: demand.nchunks)
+    return [first, *(demand for demand in demands if demand is not first)]
+
+
+def _best_kinds(packed: list[Planted]) -> list[Kind]:
+    """Those that have done best so far."""
+    best_first = sorted(packed, key=lambda each: each[0].finish_us)
+    return list(dict.fromkeys(kind for *_, kind in best_first))[:KINDS]
+
+
+def _planted(router: RouteSearch, kind: Kind, floor_us: float, seed: int) -> Routes:
     """Packed trees, played: all chunks at once, as late as the bound allows or in turns, and the longest way first,
     whichever is best."""
+    router = router.within(kind.detour)
     try:
-        trees, _ = router.packed(depth_weight, PACKING_ROUNDS, 0.0, seed)
+        trees, _ = router.packed(kind.depth_weight, PACKING_ROUNDS, 0.0, seed, kind.eased)
     except ValueError as error:
         raise Refused(f"{router.topology.name}: {error}") from None
     height = np.zeros(len(router.turns))
