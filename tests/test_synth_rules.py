@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
+from strategies import machine
 
 from teccl_msccl import Topology, synthesize
 from teccl_msccl.errors import InputError
 from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis.ask import ask
+from teccl_msccl.synthesis.epochs import epochs_of
+from teccl_msccl.synthesis.portfolio import run
 from teccl_msccl.synthesis.rules import Rules
+from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.synthesis.shares import read_shares
 
 MILP = ("--method", "milp", "--chunks", 1, "--time-limit", 5)
@@ -111,13 +117,13 @@ def test_shares_that_cannot_be_meant(call, tmp_path, text, said):
     assert err.count("\n") == 1
 
 
-def test_only_the_milp_and_what_copies_heed_rules():
+def test_what_heeds_no_rules():
     ring = Topology.load("ring-4")
     rules = Rules(relay_chunks=1)
     with pytest.raises(InputError, match=r"method auto heeds no relay_chunks .* use --method milp"):
         synthesize(ring, "allgather", "1MB", rules=rules)
-    with pytest.raises(InputError, match="allreduce reduces"):
-        synthesize(ring, "allreduce", "1MB", method="milp", rules=rules)
+    with pytest.raises(InputError, match="reduce_scatter reduces, and GPUs that have no part in it may pass sums on"):
+        synthesize(Topology.load("line-3"), "reduce_scatter", "1MB", groups=["0,2"], method="milp", rules=rules)
     with pytest.raises(InputError, match="shares of link 99: ring-4 has no such link"):
         synthesize(ring, "allgather", "1MB", method="milp", rules=Rules(shares={99: ((0.0, 0.5),)}))
 
@@ -131,3 +137,60 @@ def test_in_no_time_there_is_a_schedule_that_keeps_the_rules_and_a_start_may_be_
     # three shares over half-used links on one side: those of the ring in one direction alone would take four times
     assert found.finish_us <= quick.finish_us
     assert found.finish_us > synthesize(ring, "allgather", "1MB", method="milp", nchunks=1, time_limit=2).finish_us
+
+
+@pytest.mark.parametrize(("steps", "slower"), [(((0.0, 0.5),), 2), (((15.0, 0.5),), 2), (((0.0, 0.5), (5.0, 1.0)), 1)])
+def test_a_sum_takes_as_long_as_its_slowest_link_lets_it(steps, slower):
+    """Reduce of one chunk of 20 µs at 50 GB/s over a line of 3: from GPU 2 to 1, and from about 20 µs on to GPU 0."""
+    line = Topology.load("line-3")
+    rules = Rules(shares={one_way(line, 1, 0): steps})
+    found = synthesize(line, "reduce", "1MB", method="milp", rules=rules, nchunks=1, time_limit=2)
+    alpha, beta = line.links[0].alpha_us, line.links[0].beta_us(1e6)
+    assert found.finish_us == pytest.approx(2 * alpha + beta + slower * beta)
+
+
+def test_a_reduce_scatter_under_shares_is_an_allgather_backwards():
+    """Shares that do not change are the same backwards; the MILP goes round them for both, what goes over the slow link
+    takes its time, and an allreduce as long as both at the most."""
+    ring = Topology.load("ring-4")
+    took = {}
+    for collective, link in (("allgather", (0, 1)), ("reduce_scatter", (1, 0)), ("allreduce", (1, 0))):
+        slow = one_way(ring, *link)
+        rules = Rules(shares={slow: ((0.0, 0.25),)})
+        found = synthesize(ring, collective, "1MB", method="milp", rules=rules, nchunks=1, time_limit=3)
+        found.validate()
+        took[collective] = found.finish_us
+        starts = sorted(send.start_us for send in found.sends if slow in send.path)
+        nbytes = found.demand.chunks[0].bytes
+        assert all(b - a >= 4 * ring.link_by_id[slow].beta_us(nbytes) - 1e-9 for a, b in pairwise(starts))
+    plain = synthesize(ring, "allgather", "1MB", method="milp", nchunks=1, time_limit=1)
+    assert took["reduce_scatter"] == pytest.approx(took["allgather"])
+    assert plain.finish_us < took["allgather"] < 4 * plain.finish_us
+    assert took["allreduce"] <= took["allgather"] + took["reduce_scatter"] + 1e-9
+
+
+def test_gpus_that_add_up_are_no_relays():
+    ring = Topology.load("ring-4")
+    for collective in ("reduce_scatter", "allreduce", "reduce"):
+        ruled, free = (
+            synthesize(ring, collective, "1MB", method="milp", nchunks=1, time_limit=1, rules=rules)
+            for rules in (Rules(relay_chunks=0), Rules())
+        )
+        assert ruled.finish_us == pytest.approx(free.finish_us)
+
+
+@pytest.mark.parametrize("epochs", ["fast", "slow"])
+def test_room_on_relays_is_counted_in_the_epochs_asked_for(epochs):
+    """A line of 3, whose second wire has half the bandwidth of its first."""
+    topology = machine("ggg", [(0, 1, 50, 0.5), (1, 2, 25, 0.5)])
+    problem = ask(topology, "alltoall", 3e5)
+    found = run(
+        problem,
+        Settings(nchunks=1, epochs=epochs, rules=Rules(relay_chunks=1)),
+        method="milp",
+        time_limit=3,
+    )
+    ((name, tau),) = epochs_of(topology, found.schedule.demand, epochs).items()
+    assert {report.grid for report in found.milp} == {name} == {epochs}
+    for send in found.schedule.sends:
+        assert send.start_us / tau == pytest.approx(round(send.start_us / tau))

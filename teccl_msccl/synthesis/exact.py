@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import Refused
-from ..schedule.schedule import Schedule
 from ..topology.paths import direct_paths
 from .bounds import whole_chunks_us
 from .epochs import EpochGrid, epochs_of
@@ -24,10 +22,6 @@ AUTO_MODEL_S = 4.0
 AUTO_MILP_S = 12.0
 #: Send variables beyond which a model would not fit in memory.
 MAX_COLUMNS = 1_000_000
-#: The same for epochs of links that sends occupy: many each where a link's share is small.
-MAX_CELLS = 30_000_000
-#: Under rules: so many models, of the starts that are best there.
-MOST_MODELS = 8
 #: Seconds that a send variable takes to build and hand over, and more: what would not be built in time is left out.
 COLUMN_S = 1e-5
 
@@ -58,7 +52,7 @@ def search_exactly(incumbent: Incumbent, settings: Settings, solved: Callable[[M
         if left <= columns * COLUMN_S or incumbent.closed(CLOSED if thorough else AUTO_GAP):
             return
         seconds = left if thorough else min(AUTO_MODEL_S, left)
-        solved(_improve(incumbent, settings, i, model, name, model.start.finish_us, seconds))
+        solved(improve(incumbent, settings, i, model, name, model.start.finish_us, seconds))
 
 
 def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[int, Milp, str, int]]:
@@ -86,40 +80,7 @@ def _models(incumbent: Incumbent, settings: Settings, most: int) -> list[tuple[i
     return [(i, model, name, columns) for columns, i, model, name in sorted(models, key=lambda entry: entry[0])]
 
 
-def search_under_rules(
-    incumbent: Incumbent, settings: Settings, starts: Sequence[Schedule], solved: Callable[[MilpReport], None]
-) -> None:
-    """Make every start keep the settings' rules, then have the MILP improve on it until the time is up.
-
-    The starts are schedules of the whole problem that need not keep the rules. Raises `Refused` where none can.
-    """
-    incumbent.phase = "milp"
-    models, refused = [], None
-    for start in sorted(starts, key=lambda start: start.finish_us):
-        for name, tau in epochs_of(start.topology, start.demand, settings.epochs).items():
-            try:
-                model = Milp(EpochGrid(start.topology, start.demand, tau), start, settings.solver, settings.rules)
-            except Refused as no:
-                refused = refused or no
-                continue
-            started = model.started()
-            incumbent.offer(0, started)
-            columns = model.columns(MAX_COLUMNS + 1)
-            if columns <= MAX_COLUMNS and columns * model.longest <= MAX_CELLS:
-                models.append((started.finish_us, name, model, columns))
-            if incumbent.seconds_left <= 0:
-                return
-    if refused is not None and incumbent.best is None:
-        raise refused
-    models = sorted(models, key=lambda entry: entry[0])[:MOST_MODELS]
-    for i, (before, name, model, columns) in enumerate(models):
-        seconds = incumbent.seconds_left / (len(models) - i)
-        if seconds <= columns * COLUMN_S:
-            continue
-        solved(_improve(incumbent, settings, 0, model, name, before, seconds))
-
-
-def _improve(
+def improve(
     incumbent: Incumbent, settings: Settings, stage: int, model: Milp, grid: str, before: float, seconds: float
 ) -> MilpReport:
     """Have the model improve on its start, which takes `before` µs, and offer what is faster for the stage."""

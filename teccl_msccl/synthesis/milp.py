@@ -295,7 +295,7 @@ class Milp:
         if not self.rules.constrain:
             return schedule.retimed()
         if self.rules.relay_chunks in (None, 0) and not schedule.multicasts():
-            return paced(self.timing, schedule)
+            return paced(schedule, self.rules)
         return replace(schedule, finish_us=max((self.timing.arrival_us(schedule, send) for send in sends), default=0.0))
 
 

@@ -12,13 +12,12 @@ from ..collective.matrix import Matrix
 from ..errors import InputError, unknown
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
-from ..topology.paths import direct_paths
 from ..topology.without import without as degraded
 from .ask import DemandLike, GroupLike, ask
 from .astar import search_by_rounds
 from .baselines.search import ALIASES, BASELINES, offer_baselines, search_baseline
 from .bounds import Bound
-from .exact import MilpReport, search_exactly, search_under_rules
+from .exact import MilpReport, search_exactly
 from .greedy import greedy_seconds, search_greedily
 from .hierarchy import search_hierarchically
 from .incumbent import Incumbent, Progress, gap
@@ -29,6 +28,7 @@ from .pipelines import plant_pipelines
 from .polish import polish
 from .problem import Problem
 from .rails import search_rails
+from .ruled_search import check_ruled, search_under_rules
 from .rules import NO_RULES, Rules
 from .settings import Settings
 from .solver import new_model
@@ -45,11 +45,6 @@ NEARLY = 1e-3
 GOOD = 0.05
 #: Seconds for a first greedy schedule, if need be.
 SLOW_S = 20.0
-#: Under rules: the share of the time for schedules without, and how many chunk counts are tried.
-STARTS_SHARE = 0.1
-FEW_COUNTS = 4
-#: What a link has at least in a search for ways round it, so that there is one in any case.
-LEAST_SHARE = 1e-3
 #: The share of the time limit that is left at least to choose between programs.
 CHOOSING_SHARE = 0.2
 
@@ -120,8 +115,8 @@ def synthesize(
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
     `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "bfb", "lp", "milp", "astar" or a
     baseline ("ring"…), `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in
-    seconds (0: the first schedule), `start` a schedule to improve on, `rules` (method "milp", collectives that only
-    copy) that it must keep. The schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand
+    seconds (0: the first schedule), `start` a schedule to improve on, `rules` (method "milp") that it
+    must keep. The schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand
     that cannot be met.
     """
     settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs, rules=rules)
@@ -148,14 +143,13 @@ def run(
     if method == "lp" and not all(stage.demand(1).copy_free for stage in problem.stages):
         raise InputError(f"{problem.collective} copies data, which the LP does not; use --method auto, greedy or milp")
     if settings.rules.constrain:
-        _check_ruled(problem, method, settings.rules)
+        check_ruled(problem, method, settings.rules)
     incumbent = Incumbent(problem, time_limit, report)
     solved: list[MilpReport] = []
     interrupted = False
     try:
         if settings.rules.constrain:
-            starts = _starts(problem, settings, time_limit, start)
-            search_under_rules(incumbent, settings, starts, solved.append)
+            search_under_rules(incumbent, settings, start, solved.append)
         else:
             _search(incumbent, settings, method, start, solved.append)
     except KeyboardInterrupt:
@@ -229,51 +223,6 @@ def _search(
         search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved)
     if method == "auto" and not incumbent.closed(ENOUGH):
         polish(incumbent, settings)
-
-
-def _check_ruled(problem: Problem, method: str, rules: Rules) -> None:
-    """Raise `InputError` where the MILP cannot heed the rules, or was not asked for."""
-    if method != "milp":
-        raise InputError(f"method {method} heeds no relay_chunks and no shares of links; use --method milp")
-    if len(problem.stages) > 1 or problem.stages[0].topology != problem.topology or problem.demand(1).reducing:
-        raise InputError(
-            f"{problem.collective} reduces; relay_chunks and shares are for what only copies, such as allgather, "
-            "alltoall, broadcast, gather or scatter"
-        )
-    for link in rules.shares:
-        if link not in problem.topology.link_by_id:
-            raise InputError(f"shares of link {link}: {problem.topology.name} has no such link")
-
-
-def _starts(problem: Problem, settings: Settings, time_limit: float, start: Schedule | None) -> list[Schedule]:
-    """Schedules that rules are then put on: the one given, and greedy ones with few chunks, also those that avoid the
-    links of which there are but shares while these last."""
-    free = Incumbent(problem, time_limit * STARTS_SHARE, lambda progress: None)
-    if start is not None:
-        free.offer_start(start)
-    search_greedily(free, replace(settings, rounds=1))
-    starts = [free.parts[0][count] for count in sorted(free.parts[0])[:FEW_COUNTS]]
-    slowed = _slowed(problem.topology, settings.rules, max(start.finish_us for start in starts))
-    if slowed != problem.topology:
-        around = Incumbent(replace(problem, topology=slowed), time_limit * STARTS_SHARE, lambda progress: None)
-        search_greedily(around, replace(settings, rounds=1))
-        found = [around.parts[0][count] for count in sorted(around.parts[0])[:FEW_COUNTS]]
-        usual = {path.links for path in direct_paths(problem.topology)}  # other bandwidths may have others
-        starts += [
-            replace(schedule, topology=problem.topology)
-            for schedule in found
-            if all(send.path in usual for send in schedule.sends)
-        ]
-    return starts
-
-
-def _slowed(topology: Topology, rules: Rules, until_us: float) -> Topology:
-    """The links with what they have of their bandwidth up to then, on the average."""
-    links = [
-        replace(link, bandwidth_GBps=link.bandwidth_GBps * max(LEAST_SHARE, rules.mean_share(link.id, until_us)))
-        for link in topology.links
-    ]
-    return replace(topology, links=tuple(links))
 
 
 def method_named(name: str) -> str:

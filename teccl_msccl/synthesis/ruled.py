@@ -12,7 +12,8 @@ from ..collective.demand import Chunk
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .choices import Key
-from .timing import Timing
+from .rules import Rules
+from .timing import Timing, arrival_us, window_us
 
 #: Epochs beyond which no schedule is followed: shares of next to nothing, or of nothing for hours, lead there.
 MOST_EPOCHS = 100_000
@@ -44,27 +45,35 @@ def placed_under(timing: Timing, schedule: Schedule) -> dict[Key, int]:
     return dict.fromkeys(plan.placed, 1)
 
 
-def paced(timing: Timing, schedule: Schedule) -> Schedule:
+def paced(schedule: Schedule, rules: Rules) -> Schedule:
     """The schedule's sends in their order, each as early as links with a share of their bandwidth allow, on no epochs.
 
     For schedules without copies made by switches, where relays have any room.
     """
-    here = {(chunk.id, rank): 0.0 for chunk in schedule.demand.chunks for rank in chunk.origin}
+    topology, chunks = schedule.topology, schedule.demand.chunks
+    here = {(chunk.id, rank): 0.0 for chunk in chunks for rank in chunk.origin}
+    copied: set[tuple[int, int]] = set()
     free_us: dict[int, float] = defaultdict(float)
     sends = []
     for send in sorted(schedule.sends, key=lambda send: send.start_us):
-        path = timing.path_of[send.path]
-        source, target = schedule.ends(send)
-        start = here[send.chunk, source]
+        nbytes = chunks[send.chunk].bytes
+        source, target = ((send.chunk, rank) for rank in schedule.ends(send))
+        start = here[source]
         for hop, link in enumerate(send.path):
-            start = max(start, free_us[link] - timing.window_us(path, hop, 0.0)[0])
+            start = max(start, free_us[link] - window_us(topology, send.path, hop, nbytes, 0.0, rules)[0])
         for hop, link in enumerate(send.path):
-            _, free_us[link] = timing.window_us(path, hop, start)
+            _, free_us[link] = window_us(topology, send.path, hop, nbytes, start, rules)
         sends.append(send._replace(start_us=start))
-        there = timing.arrival_us(schedule, sends[-1])
-        here[send.chunk, target] = min(there, here.get((send.chunk, target), there))
-    finish_us = max((here[chunk.id, rank] for chunk in schedule.demand.chunks for rank in chunk.want), default=0.0)
-    return Schedule(schedule.topology, schedule.demand, tuple(sends), finish_us)
+        there = arrival_us(schedule, sends[-1], rules)
+        if send.reduce:  # a sum waits for its last part, a copy is there with the first that comes
+            here[target] = max(there, here.get(target, there))
+        elif target in copied:
+            here[target] = min(there, here[target])
+        else:
+            here[target] = there if chunks[send.chunk].reduce else min(there, here.get(target, there))
+            copied.add(target)
+    finish_us = max((here[chunk.id, rank] for chunk in chunks for rank in chunk.want), default=0.0)
+    return Schedule(topology, schedule.demand, tuple(sends), finish_us)
 
 
 class _Plan:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import ceil, floor
 
 import numpy as np
 
 from ..schedule.schedule import Schedule, Send
+from ..topology.model import Topology
 from .epochs import EpochGrid
 from .formulation import Ints
 from .rules import Rules
@@ -57,19 +58,9 @@ class Timing:
             return range(self.grid.span[link])
         path, hop = self._path_and_hop[crossing]
         start_us = epoch * self.grid.tau_us
-        begin, end = ((time - start_us) / self.grid.tau_us for time in self.window_us(path, hop, start_us))
+        begin, end = ((time - start_us) / self.grid.tau_us for time in self._window_us(path, hop, start_us))
         first = floor(min(begin + _SAME, _NEVER))
         return range(first, max(first + 1, _ceil(end - _SAME)))
-
-    def window_us(self, path: int, hop: int, start_us: float) -> tuple[float, float]:
-        """When a send that starts then reaches a link of its path, and when it has crossed it."""
-        head, slowest, alone = 0.0, 0.0, 0.0
-        for id in self.grid.paths[path].links[: hop + 1]:
-            alone = self.grid.topology.link_by_id[id].beta_us(self.grid.chunk_bytes)
-            slowest = max(slowest, alone)
-            begin = start_us + head + slowest - alone
-            head += self.grid.topology.link_by_id[id].alpha_us
-        return begin, begin + self.rules.takes_us({self.grid.paths[path].links[hop]: alone}, begin)
 
     def arrivals(self, path: Ints, epoch: Ints) -> Ints:
         """`arrival` of each."""
@@ -86,17 +77,19 @@ class Timing:
 
     def arrival_us(self, schedule: Schedule, send: Send) -> float:
         """When a send of the schedule is there."""
-        nbytes = schedule.demand.chunks[send.chunk].bytes
-        return send.start_us + self._takes_us(self.path_of[send.path], send.start_us, nbytes)
+        return arrival_us(schedule, send, self.rules)
 
     @cached_property
     def path_of(self) -> dict[tuple[int, ...], int]:
         """Paths by their links."""
         return {path.links: p for p, path in enumerate(self.grid.paths)}
 
+    def _window_us(self, path: int, hop: int, start_us: float) -> tuple[float, float]:
+        links = self.grid.paths[path].links
+        return window_us(self.grid.topology, links, hop, self.grid.chunk_bytes, start_us, self.rules)
+
     def _takes_us(self, path: int, start_us: float, nbytes: float) -> float:
-        links = {id: self.grid.topology.link_by_id[id].beta_us(nbytes) for id in self.grid.paths[path].links}
-        return self.grid.paths[path].alpha_us + self.rules.takes_us(links, start_us)
+        return takes_us(self.grid.topology, self.grid.paths[path].links, nbytes, start_us, self.rules)
 
     def _each(self, figure: Callable[[int, int], int], what: Ints, epoch: Ints) -> Ints:
         """The figure for every pair, worked out once for pairs that are alike."""
@@ -105,6 +98,31 @@ class Timing:
         most = int(epoch.max(initial=0)) + 1
         alike, inverse = np.unique(what * most + epoch, return_inverse=True)
         return np.array([figure(*divmod(pair, most)) for pair in alike.tolist()], np.int64)[inverse]
+
+
+def takes_us(topology: Topology, links: Sequence[int], nbytes: float, start_us: float, rules: Rules) -> float:
+    """How long a send of `nbytes` takes from GPU to GPU if it starts then."""
+    alone = {id: topology.link_by_id[id].beta_us(nbytes) for id in links}
+    return sum(topology.link_by_id[id].alpha_us for id in links) + rules.takes_us(alone, start_us)
+
+
+def window_us(
+    topology: Topology, links: Sequence[int], hop: int, nbytes: float, start_us: float, rules: Rules
+) -> tuple[float, float]:
+    """When a send of `nbytes` that starts then reaches a link of its path, and when it has crossed it."""
+    head, slowest, alone = 0.0, 0.0, 0.0
+    for id in links[: hop + 1]:
+        alone = topology.link_by_id[id].beta_us(nbytes)
+        slowest = max(slowest, alone)
+        begin = start_us + head + slowest - alone
+        head += topology.link_by_id[id].alpha_us
+    return begin, begin + rules.takes_us({links[hop]: alone}, begin)
+
+
+def arrival_us(schedule: Schedule, send: Send, rules: Rules) -> float:
+    """When a send of the schedule is there."""
+    nbytes = schedule.demand.chunks[send.chunk].bytes
+    return send.start_us + takes_us(schedule.topology, send.path, nbytes, send.start_us, rules)
 
 
 def _ceil(epochs: float) -> int:
