@@ -28,6 +28,17 @@ QUICK = ("--method", "greedy", "--time-limit", 0)
 # -- synth ---------------------------------------------------------------------------------------------------------
 
 
+def test_an_interruption_with_nothing_to_show_is_told(call, tmp_path, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("teccl_msccl.synthesis.portfolio.run", interrupt)
+    code, out, err = call("synth", "ring-4", "allgather", "--size", "1MB", "--json")
+    assert (code, err) == (130, "error: interrupted\n")
+    assert json.loads(out) == {"error": "interrupted", "exit_code": 130}
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_synth_writes_a_proved_file_and_one_json_object(call, tmp_path, collective):
     code, out, err = call("synth", "ring-4", collective, "--size", "1MB", "--root", 1, *QUICK, "--json")

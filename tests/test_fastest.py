@@ -8,10 +8,12 @@ import pytest
 from lowered import greedy
 
 from teccl_msccl.errors import Refused
+from teccl_msccl.program.check import check
 from teccl_msccl.program.fastest import fastest
 from teccl_msccl.program.lower import lower
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.simulate import simulate
+from teccl_msccl.program.tune import Tuning
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis import incumbent as incumbent_module
 from teccl_msccl.synthesis.incumbent import NEARBY, Incumbent
@@ -60,6 +62,30 @@ def test_a_schedule_slower_than_the_best_program_is_not_lowered(deceptive: tuple
     coarse, fine = deceptive
     hopeless = replace(fine, finish_us=1e6)
     assert fastest((coarse, hopeless), narrow)[0] is coarse
+
+
+def test_an_interruption_keeps_the_best_program(
+    deceptive: tuple[Schedule, Schedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of the tuning of the first schedule, of the second, and before there is anything."""
+    coarse, fine = deceptive
+
+    def interrupt(*anything: object) -> None:
+        raise KeyboardInterrupt
+
+    def second(schedule: Schedule) -> Program:
+        if schedule is fine:
+            raise KeyboardInterrupt
+        return narrow(schedule)
+
+    assert fastest(deceptive, second)[0] is coarse
+    with pytest.raises(KeyboardInterrupt):
+        fastest((fine,), second)
+    monkeypatch.setattr(Tuning, "_multiply", interrupt)
+    built: list[Schedule] = []
+    schedule, program = fastest(deceptive, lambda each: built.append(each) or lower(each))
+    assert schedule is coarse and built == [coarse]
+    assert check(program).ok
 
 
 def test_what_does_not_fit_is_passed_over(deceptive: tuple[Schedule, Schedule]) -> None:

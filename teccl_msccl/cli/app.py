@@ -11,6 +11,9 @@ from typer.exceptions import TyperException
 from ..errors import InputError, Refused
 from . import output
 
+#: A shell's exit code of what Ctrl-C ended.
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="teccl-msccl",
     help="Synthesize, prove and execute collective schedules for the links that your GPUs really have. "
@@ -36,6 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     _register()
     try:
         code = app(arguments, prog_name="teccl-msccl", standalone_mode=False)
+        if code == INTERRUPTED:  # which typer makes of Ctrl-C, and says nothing
+            code = _fail("interrupted", INTERRUPTED)
     except typer.Exit as stop:
         code = stop.exit_code
     except TyperException as error:
@@ -45,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     except Refused as error:
         code = _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted", 130)
+        code = _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

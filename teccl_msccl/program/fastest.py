@@ -10,6 +10,7 @@ from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .program import Program
 from .simulate import simulate
+from .tune import Interrupted
 
 
 def fastest(
@@ -20,7 +21,7 @@ def fastest(
 
     Those of few sends come first, being lowered soonest. Those for which there is no program are passed over, and none
     is made of a schedule that takes longer than the best program so far, or, once there is one, when `seconds` are
-    over. Raises the last `Refused` where there is no program at all, `ValueError` for no schedules.
+    over, or at Ctrl-C. Raises the last `Refused` where there is no program at all, `ValueError` for no schedules.
     """
     ends = time.monotonic() + seconds
     best: tuple[Schedule, Program] | None = None
@@ -34,6 +35,12 @@ def fastest(
         except Refused as error:
             refusal = error
             continue
+        except Interrupted as stop:
+            program, ends = stop.program, -inf
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            return best
         timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
         if best is None or timing.launch_us + timing.finish_us < best_us:
             best, best_us = (schedule, program), timing.launch_us + timing.finish_us

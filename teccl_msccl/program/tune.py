@@ -63,6 +63,14 @@ class _Tried:
     finish_us: float
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, when there was a `program` already."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+
 class Tuning:
     """The fastest program so far. `build` makes one of a choice, or raises `Refused`."""
 
@@ -87,7 +95,25 @@ class Tuning:
         """How sends wait for their turn (one of `paces`) and, if they may (`unroll`), into how many rounds they go;
         then, where threadblocks are slower than links, instances and channels that are not given, together and by
         themselves; the protocol; and whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when
-        nothing fits."""
+        nothing fits, `Interrupted` with the best so far at Ctrl-C."""
+        try:
+            self._tune(protocols, paces, instances, spread, fuse=fuse, unroll=unroll)
+        except KeyboardInterrupt:
+            if self._best is None:
+                raise
+            raise Interrupted(self._best.program) from None
+        return self.best.program
+
+    def _tune(
+        self,
+        protocols: Sequence[str],
+        paces: Sequence[str],
+        instances: int | None,
+        spread: int | None,
+        *,
+        fuse: bool,
+        unroll: bool,
+    ) -> None:
         usable = self._usable(protocols)
         paces = self._first_things_first(paces)
         first = [
@@ -111,7 +137,6 @@ class Tuning:
         if fuse:
             self._simplify(replace(self.best.choice, fused=True), _steps)
         self._simplify(replace(self.best.choice, few=True), self._connections_across)
-        return self.best.program
 
     def _choose_protocol(self, others: Iterable[str]) -> None:
         """The one that is fastest from the call to the end, with its efficiency and latency."""
