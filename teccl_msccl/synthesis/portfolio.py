@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from ..collective.matrix import Matrix
@@ -38,8 +40,12 @@ from .trees import search_trees
 #: The searches; and the field's algorithms, as they are.
 SEARCHES = ("auto", "trees", "greedy", "bfb", "lp", "milp", "astar")
 METHODS = (*SEARCHES, *BASELINES)
+#: A searcher's turn at the incumbent.
+Search = Callable[[Incumbent, Settings], None]
 #: Seconds of a greedy trial below which the plain searches come first: there they beat what is built of structure.
 SMALL_S = 0.1
+#: The gap that no schedule has: such a search always has its turn.
+NEVER = -inf
 #: The gap at which small machines are done with, and the one below which they need no help from structure.
 NEARLY = 1e-3
 GOOD = 0.05
@@ -180,49 +186,63 @@ def _search(
     solved: Callable[[MilpReport], None],
 ) -> None:
     """The searchers of the method, one after the other."""
-    problem = incumbent.problem
     if start is not None:
         incumbent.offer_start(start)
-    if method == "astar":
-        search_by_rounds(incumbent, settings)
-    small = method == "auto" and greedy_seconds(problem) <= SMALL_S
-    large = method == "auto" and not small
-    if large:  # first of all what takes the least time there
-        _search_by_hosts(incumbent, settings)
-    if method == "lp" or (method == "auto" and not incumbent.closed(ENOUGH)):
-        search_flow(incumbent, replace(settings, thorough=method == "lp"))
-    if method in ("auto", "bfb") and not incumbent.closed(ENOUGH):
-        search_levels(incumbent, replace(settings, thorough=method == "bfb"))
-    if method == "bfb" and incumbent.best is None:
+    if method == "auto":
+        for search, enough in _turns(incumbent.problem, solved):
+            if not incumbent.closed(enough):
+                search(incumbent, settings)
+        return
+    *before, own = _searches_of(method, solved)
+    for search in before:
+        search(incumbent, settings)
+    own(incumbent, replace(settings, thorough=True))
+    if incumbent.best is not None:
+        return
+    if method == "bfb":
         what = ", ".join(LEVELLED)
         raise InputError(f"method bfb does {what} of all GPUs over links between them, not this; use auto")
-    if method in ("auto", "trees") and not incumbent.closed(ENOUGH):
-        plant_pipelines(incumbent, settings)
-    if small and not incumbent.closed(NEARLY):
-        search_greedily(incumbent, settings)
-    if small:
-        offer_baselines(incumbent, settings)  # before what may take all the time
-    if small and not incumbent.closed(NEARLY):
-        search_symmetrically(incumbent, settings)
-        if not incumbent.closed(NEARLY):
-            search_trees(incumbent, settings)
-    if small and not incumbent.closed(GOOD):
-        _search_by_hosts(incumbent, settings)
-    if large and not incumbent.closed(ENOUGH):
-        offer_baselines(incumbent, settings)
-        search_symmetrically(incumbent, settings)
-    if method in BASELINES:
-        search_baseline(incumbent, settings, method)
-    elif large:
-        _search_plainly(incumbent, settings)
-    elif method in ("greedy", "trees", "milp") or incumbent.best is None:
-        search_greedily(incumbent, replace(settings, thorough=method == "greedy"))
-    if method == "trees":
-        search_trees(incumbent, replace(settings, thorough=True))
-    if method in ("auto", "milp"):
-        search_exactly(incumbent, replace(settings, thorough=method == "milp"), solved)
-    if method == "auto" and not incumbent.closed(ENOUGH):
-        polish(incumbent, settings)
+    search_greedily(incumbent, settings)
+
+
+def _turns(problem: Problem, solved: Callable[[MilpReport], None]) -> list[tuple[Search, float]]:
+    """The searches of "auto" in their order, each with the gap at which it is not needed: on small machines plain ones
+    before those of structure, on large ones what takes the least time first."""
+    exactly = partial(search_exactly, solved=solved)
+    outright = [(search_flow, ENOUGH), (search_levels, ENOUGH), (plant_pipelines, ENOUGH)]
+    if greedy_seconds(problem) <= SMALL_S:
+        return [
+            *outright,
+            (search_greedily, NEARLY),
+            (offer_baselines, NEVER),  # before what may take all the time
+            (search_symmetrically, NEARLY),
+            (search_trees, NEARLY),
+            (_search_by_hosts, GOOD),
+            (exactly, NEVER),
+            (polish, ENOUGH),
+        ]
+    return [
+        (_search_by_hosts, NEVER),
+        *outright,
+        (offer_baselines, ENOUGH),
+        (search_symmetrically, ENOUGH),
+        (_search_plainly, NEVER),
+        (exactly, NEVER),
+        (polish, ENOUGH),
+    ]
+
+
+def _searches_of(method: str, solved: Callable[[MilpReport], None]) -> list[Search]:
+    """The searches of any other method: what its own starts from, and its own, which has all the time that is left."""
+    searches: dict[str, list[Search]] = {
+        "lp": [search_flow],
+        "bfb": [search_levels],
+        "astar": [search_by_rounds],
+        "greedy": [search_greedily],
+        "trees": [plant_pipelines, search_greedily, search_trees],
+        "milp": [search_greedily, partial(search_exactly, solved=solved)],
+    }
+    return searches.get(method) or [partial(search_baseline, name=method)]
 
 
 def method_named(name: str) -> str:
