@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import index
 
 
 class InputError(ValueError):
@@ -18,8 +19,16 @@ class Refused(RuntimeError):
     a stall, a failed check (exit code 1)."""
 
 
+def whole(what: str, value: object) -> int:
+    """`value`, a whole number of any type that Python counts with. Raises `InputError` that says `what` it is for."""
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(f"{what} {str(value)[:40]!r} is no whole number") from None
+
+
 def unknown(
-    what: str, name: str, known: Iterable[str], *, also: str = "", meant: Mapping[str, str] | None = None
+    what: str, name: object, known: Iterable[str], *, also: str = "", meant: Mapping[str, str] | None = None
 ) -> InputError:
     """The error for a `name` that is none of the `known` ones: the nearest, then all of them.
 
@@ -27,6 +36,7 @@ def unknown(
     """
     from difflib import get_close_matches  # only where something is wrong
 
+    name = str(name)
     names = list(known)
     spellings = {each.lower(): each for each in names} | dict(meant or {})
     near = get_close_matches(name.strip().lower(), spellings, 1)

@@ -377,3 +377,35 @@ def test_from_python():
     wire = Topology.load("line-2")
     assert synthesize(wire, "alltoall", matrix=[[0, 1e6], [0, 0]], time_limit=0).finish_us == pytest.approx(20.5)
     assert synthesize(wire, "broadcast", "1MB", groups=[(0, 1)], time_limit=0).demand.groups[0].ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"root": "1"}, {"root": 1.5}, {"groups": [0, 1]}, {"groups": [(0.5, 1)]}, {"method": None}, {"solver": None},
+        {"epochs": 3}, {"time_limit": "5"}, {"time_limit": None}, {"time_limit": math.nan}, {"nchunks": 2.5},
+        {"nchunks": "2"}, {"seed": "a"}, {"jobs": 1.5}, {"jobs": None}, {"start": "nowhere.json"},
+    ],
+)  # fmt: skip
+def test_bad_arguments_from_python_are_named(wrong):
+    """As the docstring says, whatever their type."""
+    with pytest.raises(InputError, match=r"whole number|unknown|number of seconds|several ranks|cannot read"):
+        synthesize(Topology.load("ring-4"), "broadcast", "1MB", **{"time_limit": 0, **wrong})
+
+
+@pytest.mark.parametrize("matrix", [3, [1, 2], [["1MB", 0], [0, 0]], [[None, 0], [0, 0]]])
+def test_a_matrix_of_no_numbers(matrix):
+    with pytest.raises(InputError, match=r"matrix: .*rows of bytes"):
+        synthesize(Topology.load("line-2"), "alltoallv", matrix=matrix, time_limit=0)
+
+
+def test_what_a_command_line_would_say_is_understood(tmp_path):
+    """One group, one lost part, a start's file, a topology's path."""
+    ring = Topology.load("ring-4")
+    assert synthesize(ring, "allgather", "1MB", groups="0-1", time_limit=0).demand.groups[0].ranks == (0, 1)
+    healthy = synthesize(ring, "allgather", "1MB", time_limit=0)
+    healthy.write(tmp_path / "healthy.json")
+    repaired = synthesize(ring, "allgather", "1MB", without="link:0-1", start=tmp_path / "healthy.json", time_limit=0)
+    assert len(repaired.topology.links) == len(ring.links) - 2
+    ring.write(tmp_path / "ring.json")
+    assert Topology.load(tmp_path / "ring.json") == ring

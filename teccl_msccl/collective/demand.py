@@ -289,7 +289,7 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 def collective_named(name: str) -> str:
     """The design's spelling of a collective's name ("reducescatter" is accepted). Raises `InputError`."""
-    plain = name.lower().replace("-", "_")
+    plain = str(name).lower().replace("-", "_")
     if plain in GIVEN:
         return plain
     if plain not in SPELLINGS:

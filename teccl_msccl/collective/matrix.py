@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 
 from ..errors import InputError
@@ -43,12 +44,21 @@ def _cell(text: str, where: str) -> float:
         raise InputError(f"{where}: {text!r} is no number of bytes; write 0, 4096 or 1MB") from None
 
 
+def _rows(matrix: Matrix, where: str) -> list[list[float]]:
+    try:
+        return [list(row) for row in matrix]
+    except TypeError:
+        raise InputError(f"{where}: a matrix has rows of bytes, one a sender") from None
+
+
 def alltoallv(matrix: Matrix, nranks: int, size_bytes: float | None = None, where: str = "matrix") -> Demand:
     """The demand of an alltoallv: rank s has `matrix[s][d]` bytes for rank d; a cell of 0 is no chunk.
 
     Its size is the longest row, a rank's buffer; a `size_bytes` given scales the matrix to that. Raises `InputError`
     for a matrix that is not `nranks` × `nranks` of finite numbers, zero or more.
     """
+    if not all(isinstance(nbytes, Real) for row in _rows(matrix, where) for nbytes in row):
+        raise InputError(f"{where}: not all cells are numbers; give rows of bytes")
     if len(matrix) != nranks:
         raise InputError(
             f"{where}: {len(matrix)} rows for {nranks} GPUs; give each a row (and 0 where it sends nothing)"

@@ -15,7 +15,7 @@ from ..collective.demand import GIVEN, Demand, Group, collective_named
 from ..collective.groups import parse_group
 from ..collective.matrix import Matrix, alltoallv, read_matrix
 from ..collective.size import parse_size
-from ..errors import InputError
+from ..errors import InputError, whole
 from ..topology.model import Topology
 from ..topology.paths import direct_paths
 from .problem import Problem
@@ -30,7 +30,7 @@ def ask(
     size: str | float | None = None,
     *,
     root: int = 0,
-    groups: Sequence[GroupLike] = (),
+    groups: str | Sequence[GroupLike] = (),
     matrix: str | Path | Matrix | None = None,
     demand: DemandLike | None = None,
 ) -> Problem:
@@ -72,14 +72,21 @@ def _custom(demand: DemandLike | None, topology: Topology, size: float | None) -
     return custom(demand, topology.nranks, size)
 
 
-def _groups(topology: Topology, groups: Sequence[GroupLike]) -> tuple[Group, ...]:
+def _groups(topology: Topology, groups: str | Sequence[GroupLike]) -> tuple[Group, ...]:
     """The groups; data stays on a group's own GPUs where these reach each other directly, so that a program for its
     ranks alone can move it."""
     parsed = []
-    for group in groups:
+    for group in [groups] if isinstance(groups, str) else groups:
         ours = parse_group(group) if isinstance(group, str) else group
-        parsed.append(ours if isinstance(ours, Group) else Group(tuple(ours)))
+        parsed.append(ours if isinstance(ours, Group) else _group_of(ours))
     return tuple(replace(group, confined=_among_themselves(topology, group.ranks)) for group in parsed)
+
+
+def _group_of(ranks: Sequence[int]) -> Group:
+    try:
+        return Group(tuple(whole("rank", rank) for rank in ranks))
+    except TypeError:
+        raise InputError(f'group {ranks!r}: a group is several ranks; write "0-3" or (0, 1)') from None
 
 
 def _among_themselves(topology: Topology, ranks: tuple[int, ...]) -> bool:

@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from numbers import Real
 from pathlib import Path
 
 from ..collective.matrix import Matrix
 from ..errors import InputError, unknown
+from ..schedule.read import read_start
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from ..topology.without import without as degraded
@@ -100,13 +102,13 @@ def synthesize(
     size: str | float | None = None,
     *,
     root: int = 0,
-    groups: Sequence[GroupLike] = (),
+    groups: str | Sequence[GroupLike] = (),
     matrix: str | Path | Matrix | None = None,
     demand: DemandLike | None = None,
-    without: Sequence[str] = (),
+    without: str | Sequence[str] = (),
     method: str = "auto",
     time_limit: float = 60.0,
-    start: Schedule | None = None,
+    start: str | Path | Schedule | None = None,
     nchunks: int | None = None,
     solver: str = "cbc",
     epochs: str = "auto",
@@ -121,13 +123,15 @@ def synthesize(
     parts that have failed ("link:3-5", "nic:2", "gpu:4").
     `nchunks` chunks per rank (None: chosen), `method` "auto", "trees", "greedy", "bfb", "lp", "milp", "astar" or a
     baseline ("ring"…), `solver` "cbc" or "highs", `epochs` of the MILP "fast", "slow" or "auto", `time_limit` in
-    seconds (0: the first schedule), `start` a schedule to improve on, `rules` (method "milp") that it
-    must keep. The schedule is validated. Raises `InputError` for bad arguments and `Refused` for a demand
-    that cannot be met.
+    seconds (0: the first schedule), `start` a schedule or its file to improve on or repair, `rules` (method "milp",
+    collectives that only copy) that it must keep. The schedule is validated. Raises `InputError` for bad arguments and
+    `Refused` for a demand that cannot be met.
     """
     settings = Settings(nchunks=nchunks, solver=solver, epochs=epochs, seed=seed, jobs=jobs, rules=rules)
-    topology = degraded(topology, without).topology
+    topology = degraded(topology, [without] if isinstance(without, str) else without).topology
     problem = ask(topology, collective, size, root=root, groups=groups, matrix=matrix, demand=demand)
+    if isinstance(start, (str, Path)):
+        start = read_start(start, problem.topology, problem.size_bytes)
     return run(problem, settings, method=method, time_limit=time_limit, start=start).schedule
 
 
@@ -142,8 +146,8 @@ def run(
 ) -> Synthesis:
     """`synthesize`, with everything there is to say about it. Interrupted (Ctrl-C), it returns the best so far."""
     method = method_named(method)
-    if not time_limit >= 0:
-        raise InputError(f"time_limit is {time_limit}; it must be 0 or more")
+    if not isinstance(time_limit, Real) or not time_limit >= 0:
+        raise InputError(f"time_limit is {time_limit!r}; it must be a number of seconds, 0 or more")
     if method in ("auto", "milp", "astar"):
         new_model(settings.solver)  # a solver that is not installed is missed now, not after the greedy search
     if method == "lp" and not all(stage.demand(1).copy_free for stage in problem.stages):
@@ -247,7 +251,7 @@ def _searches_of(method: str, solved: Callable[[MilpReport], None]) -> list[Sear
 
 def method_named(name: str) -> str:
     """The method's own name ("rhd" is recursive-doubling). Raises `InputError`, with what may have been meant."""
-    plain = name.lower().replace("_", "-")
+    plain = str(name).lower().replace("_", "-")
     method = ALIASES.get(plain, plain)
     if method not in METHODS:
         raise unknown("method", name, METHODS, meant={alias: alias for alias in ALIASES})

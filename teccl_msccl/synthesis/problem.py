@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from ..collective.demand import Demand, Group, demand_for
-from ..errors import InputError
+from ..errors import InputError, whole
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
 from .halves import gathered, gathering, in_blocks, spreading
@@ -48,7 +48,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a root that is no rank or a topology with nobody to talk to."""
-        if not 0 <= self.root < self.topology.nranks:
+        if not 0 <= whole("root", self.root) < self.topology.nranks:
             raise InputError(
                 f"root {self.root} is not a rank of {self.topology.name}; use 0..{self.topology.nranks - 1}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import InputError, unknown
+from ..errors import InputError, unknown, whole
 from .epochs import EPOCHS
 from .rules import Rules
 from .solver import SOLVERS
@@ -35,9 +35,9 @@ class Settings:
         if self.epochs not in EPOCHS:
             raise unknown("epochs", self.epochs, EPOCHS)
         for name, value, least in (("jobs", self.jobs, 1), ("seed", self.seed, 0)):
-            if not value >= least:
+            if whole(name, value) < least:
                 raise InputError(f"{name} is {value}; it must be {least} or more")
-        if self.nchunks is not None and self.nchunks > MOST_CHUNKS_A_SHARE:
+        if self.nchunks is not None and whole("nchunks", self.nchunks) > MOST_CHUNKS_A_SHARE:
             raise InputError(
                 f"{self.nchunks} chunks a share are too many for any file; use at most {MOST_CHUNKS_A_SHARE}"
             )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, whole
 from ..files import parse_json, read_bytes
 from . import generators
 from .detect import live, nccl_xml, nvidia_smi
@@ -26,15 +26,17 @@ __all__ = ["Detected", "Finding", "load", "presets", "read_captures", "read_file
 _COPIES = re.compile(r"(.+)x([0-9]{1,9})")
 
 
-def load(text: str, hosts: int = 1, network: str | None = None) -> Detected:
-    """The topology that `text` names, and the findings of reading it.
+def load(name: str | Path, hosts: int = 1, network: str | None = None) -> Detected:
+    """The topology that `name` names, and the findings of reading it.
 
-    `text` is a generator's name ("ring-8"), a preset's ("dgx-a100"; "dgx-a100x2" for 2 hosts), "local" for this
+    `name` is a generator's name ("ring-8"), a preset's ("dgx-a100"; "dgx-a100x2" for 2 hosts), "local" for this
     machine, or a file: a topology JSON, saved `nvidia-smi topo -m` output, or an NCCL or RCCL topology XML. Names are
     in either case and go before files of the same name.
     `hosts` copies are joined by `network` (see `fabric.compose`). Raises `InputError`.
     """
+    text = str(name)
     host, copies = _one_host(text)
+    hosts = whole("hosts", hosts)
     if copies is not None:
         if hosts not in (1, copies):
             raise InputError(f"{text}: {copies} hosts by its name, but {hosts} asked for; give one of them")

@@ -230,7 +230,7 @@ class Topology:
         return cls.from_json(read_json(path, "a topology"), str(path))
 
     @classmethod
-    def load(cls, name: str, hosts: int = 1, network: str | None = None) -> Topology:
+    def load(cls, name: str | Path, hosts: int = 1, network: str | None = None) -> Topology:
         """A preset's name (`"dgx-a100"`, `"ring-8"`, `"dgx-a100x2"`), `"local"`, a topology JSON file, a saved
         `nvidia-smi topo -m` output or an NCCL topology XML; `hosts` copies joined by `network` ("rail", "fat-tree",
         "single-switch", "ring", or a network file)."""
