@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import replace
 
@@ -12,9 +13,10 @@ from schedules_by_hand import by_hand
 from teccl_msccl.cli import main
 from teccl_msccl.collective.demand import COLLECTIVES, demand_for
 from teccl_msccl.errors import Refused
+from teccl_msccl.program import fit
 from teccl_msccl.program.channels import assign_channels
 from teccl_msccl.program.check import check
-from teccl_msccl.program.lower import lower
+from teccl_msccl.program.lower import Lowering, lower
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.targets import TARGETS
 from teccl_msccl.schedule.schedule import Schedule
@@ -146,6 +148,43 @@ def test_refusals_have_the_arithmetic(limit: str) -> None:
     with pytest.raises(Refused, match=words) as refusal:
         lower(make(), protocol="Simple", spread=1)
     assert "fewer --chunks" in str(refusal.value)
+
+
+def test_more_chunks_than_fit_go_by_twos() -> None:
+    """A relay of 2054 chunks, each with its own waits, needs 4108 steps; 1027 larger ones fit."""
+    schedule = down_a_line(2054, 3)
+    with pytest.raises(Refused, match="a file may hold 4095"):
+        lower(schedule, protocol="Simple", spread=1, instances=1)
+    program = lower(schedule, protocol="Simple", spread=1, unroll=False)
+    assert program.nchunks == 1027
+    assert check(program, root=schedule.demand.root).ok
+
+
+def test_too_many_threadblocks_are_refused_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building them, once for every way to narrow channels, took most of the time of what fits in the end."""
+    schedule = greedy(Problem(load("full-66").topology, "alltoall", 1e6))
+    fitter = Lowering(schedule, TARGETS["rccl"], frozenset({"outofplace"}), "crowded").fitter
+
+    def built(*_: object) -> None:
+        raise AssertionError("threadblocks are shared out though there are too many")
+
+    monkeypatch.setattr(fit, "share_work", built)
+    with pytest.raises(Refused, match="a rank's transfers need 65 threadblocks and target rccl takes 64"):
+        fitter.fit(credits=2)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_garbage_is_collected_as_before(collecting: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        lower(down_a_line(2), protocol="Simple")
+        assert gc.isenabled() is collecting
+        with pytest.raises(Refused):
+            lower(down_a_line(2053), protocol="Simple", spread=1)
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_refusal_is_one_line_and_leaves_no_file(tmp_path, capsys) -> None:

@@ -20,7 +20,7 @@ from .pacing import paced, shared_links, slow_links
 from .placement import Layout
 from .program import Gpu
 from .targets import FEWEST_SMS, MAX_DEPENDENCY_TB, MAX_NODES_PER_RANK, Target
-from .threadblocks import Crew, build_rank
+from .threadblocks import Crew, SharedWork, share_work
 
 #: Local copies that others wait for may take this share of the schedule's time.
 COPYING_SHARE = 0.2
@@ -78,7 +78,9 @@ class Fitter:
         forced: dict[Connection, int] = {}  # the channels that steps ask for, whatever is wanted
         for narrow, crew in self._attempts(widths, fewest, credits):
             least = {connection: max(width, forced.get(connection, 1)) for connection, width in narrow.items()}
-            if crowded and most_threadblocks(least, crew.paired) + self.locals > FEWEST_SMS:
+            ends = most_threadblocks(least, crew.paired)
+            beyond = refusal is not None and ends > self.target.max_threadblocks
+            if beyond or (crowded and ends + self.locals > FEWEST_SMS):
                 continue
             try:
                 fitted = self._build(narrow, crew, pace, fused and not crew.paired, forced)
@@ -121,6 +123,12 @@ class Fitter:
         waits_of = self.waits(pace)
         widths = dict(wanted)
         while True:
+            needed = most_threadblocks(widths, crew.paired)
+            if needed > self.target.max_threadblocks and not fused:
+                raise Refused(
+                    f"a rank's transfers need {needed} threadblocks and target {self.target.name} takes "
+                    f"{self.target.max_threadblocks}; synthesize with fewer --chunks"
+                )
             channels = assign_channels(widths, self.target, self._ways)
             ranks = [FusedRank(plan.actions, waits, {}) for plan, waits in zip(self.plans, waits_of, strict=True)]
             if crew.paired:
@@ -128,19 +136,19 @@ class Fitter:
                 ranks = [replace(rank, actions=order) for rank, order in zip(ranks, orders, strict=True)]
             if fused:
                 ranks = [fuse(rank.actions, channels, rank.waits, self._order_hazards) for rank in ranks]
-            built = [build_rank(r.actions, channels, crew, self.target, r.waits, r.joined) for r in ranks]
-            crowded = [rank.crowded for rank in built if rank.crowded]
+            shared = [share_work(r.actions, channels, crew, self.target, r.waits, r.joined) for r in ranks]
+            crowded = [connections for work in shared if (connections := work.crowded(self.target.max_steps))]
             if not crowded:
                 break
             for connection, steps in (item for connections in crowded for item in connections.items()):
                 # Waits move with the steps, so how many channels suffice shows only when they are there.
                 fewest = ceil(len(channels.of[connection]) * steps / self.target.max_steps)
                 widths[connection] = forced[connection] = max(widths[connection], fewest)
+        _check_size(shared, self.target)
         gpus = tuple(
-            Gpu(*self.layout.sizes(rank), plan.scratch_chunks, built[rank].threadblocks)
+            Gpu(*self.layout.sizes(rank), plan.scratch_chunks, shared[rank].threadblocks())
             for rank, plan in enumerate(self.plans)
         )
-        _check_size(gpus, self.target)
         return Fitted(gpus, channels.count)
 
     def _across(self, connection: Connection) -> bool:
@@ -201,30 +209,30 @@ def check_transfers(plans: Sequence[RankPlan]) -> None:
             )
 
 
-def _check_size(gpus: Sequence[Gpu], target: Target) -> None:
+def _check_size(shared: Sequence[SharedWork], target: Target) -> None:
     """Refuse, with the arithmetic, what the target cannot hold."""
-    for rank, gpu in enumerate(gpus):
-        steps = sum(len(tb.steps) for tb in gpu.threadblocks)
-        nodes = 1 + len(gpus) + len(gpu.threadblocks) + steps
+    for rank, work in enumerate(shared):
+        blocks, lengths = len(work.blocks), [*map(work.steps_of, work.blocks.values())]
+        nodes = 1 + len(shared) + blocks + sum(lengths)
         if nodes > MAX_NODES_PER_RANK:
             raise Refused(
-                f"rank {rank} needs {nodes} nodes ({len(gpu.threadblocks)} threadblocks, {steps} steps) and a file may "
+                f"rank {rank} needs {nodes} nodes ({blocks} threadblocks, {sum(lengths)} steps) and a file may "
                 f"hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
             )
-        if len(gpu.threadblocks) > target.max_threadblocks:
+        if blocks > target.max_threadblocks:
             raise Refused(
-                f"rank {rank} needs {len(gpu.threadblocks)} threadblocks and target {target.name} takes "
+                f"rank {rank} needs {blocks} threadblocks and target {target.name} takes "
                 f"{target.max_threadblocks}; synthesize with fewer --chunks"
             )
-        longest = max((len(tb.steps) for tb in gpu.threadblocks), default=0)
+        longest = max(lengths, default=0)
         if longest > target.max_steps:
             raise Refused(
                 f"a threadblock of rank {rank} needs {longest} steps and target {target.name} takes "
                 f"{target.max_steps}; synthesize with fewer --chunks"
             )
-        waited = {step.depid for tb in gpu.threadblocks for step in tb.steps if step.depid >= 0}
-        if max(waited, default=-1) > MAX_DEPENDENCY_TB:
+        waited = [*map(work.is_waited_for, work.blocks.values())]
+        if any(waited[MAX_DEPENDENCY_TB + 1 :]):
             raise Refused(
-                f"others wait for {len(waited)} of rank {rank}'s threadblocks and runtimes can name "
+                f"others wait for {sum(waited)} of rank {rank}'s threadblocks and runtimes can name "
                 f"{MAX_DEPENDENCY_TB + 1}; synthesize with fewer --chunks, or for fewer GPUs"
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from math import ceil
 
@@ -88,10 +91,24 @@ def lower(
     tuning = Tuning(schedule, build)
     try:
         fuse = fuse and limits.fused_receives
-        return tuning.run(protocols, paces, instances, spread, fuse=fuse, unroll=unroll)
+        with nothing_collected():
+            return tuning.run(protocols, paces, instances, spread, fuse=fuse, unroll=unroll)
     except Refused as refusal:
         advice = nearest(schedule, Asked(target, mode, protocol, instances), lambda other: _fits(schedule, other))
         raise Refused(f"{refusal}; {advice}" if advice else str(refusal)) from None
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Passes make hundreds of thousands of objects that are needed to the end and have no cycles: to look through them
+    again and again for such takes a collector a third of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _fits(schedule: Schedule, asked: Asked) -> bool:
@@ -163,6 +180,8 @@ class Lowering:
             order_hazards(plan.actions, self.layout, modes)
         if merged:
             self.plans = merge(self.plans)
+            if all(action.chunks == 1 for plan in self.plans for action in plan.actions):
+                raise Refused(f"{schedule.demand.collective}: no neighbouring chunks go together")
             check_transfers(self.plans)
             for plan in self.plans:
                 order_hazards(plan.actions, self.layout, modes)

@@ -17,15 +17,6 @@ from .targets import Target
 
 
 @dataclass(frozen=True)
-class BuiltRank:
-    """One rank's threadblocks; `crowded` has the connections with more steps in a threadblock than the target takes,
-    and how many."""
-
-    threadblocks: tuple[Threadblock, ...]
-    crowded: Mapping[Connection, int]
-
-
-@dataclass(frozen=True)
 class Crew:
     """How a rank's work is shared out: threadblocks for local copies and for local reductions, and whether what is
     sent to a peer and received from it on one channel is one threadblock's."""
@@ -42,14 +33,47 @@ _Waits = Mapping[Action, Sequence[Action]]
 _Joined = Mapping[Stream, Stream]
 
 
-def build_rank(
+@dataclass(frozen=True)
+class SharedWork:
+    """A rank's work as its threadblocks share it, in the order of their ids; what every action `waits` for, and what is
+    `waited` for; `sizes` has the chunks that local copies move."""
+
+    blocks: Mapping[_Key, Sequence[Action]]
+    waits: _Waits
+    waited: frozenset[Action]
+    sizes: Mapping[Action, int]
+
+    def steps_of(self, block: Sequence[Action]) -> int:
+        """How many a threadblock takes: an action with k waits has k − 1 nops before it, one wait each."""
+        return sum(max(1, len(self.waits[action])) for action in block)
+
+    def is_waited_for(self, block: Sequence[Action]) -> bool:
+        """Whether another threadblock waits for any of this one's steps."""
+        return not self.waited.isdisjoint(block)
+
+    def crowded(self, max_steps: int) -> dict[Connection, int]:
+        """The connections with more steps than that in a threadblock, and how many."""
+        found: dict[Connection, int] = {}
+        for block in self.blocks.values():
+            if (steps := self.steps_of(block)) > max_steps:
+                for connection in {each for action in block for each in _connections(action)}:
+                    found[connection] = max(found.get(connection, 0), steps)
+        return found
+
+    def threadblocks(self) -> tuple[Threadblock, ...]:
+        """With their steps written down."""
+        steps = _steps(self.blocks, self.waits, self.waited, self.sizes)
+        return tuple(_threadblock(block, steps[block]) for block in self.blocks)
+
+
+def share_work(
     actions: Sequence[Action],
     channels: ChannelPlan,
     crew: Crew,
     target: Target,
     paced: _Waits = MappingProxyType({}),
     joined: _Joined = MappingProxyType({}),
-) -> BuiltRank:
+) -> SharedWork:
     """One threadblock per connection, direction and channel (of a pair of ranks, if the crew is paired; of what is
     sent and what is received, where they are `joined`), and those for local copies and reductions (more if they must).
 
@@ -70,15 +94,8 @@ def build_rank(
     for action, block in keys.items():
         members[block].append(action)
     waits = necessary_waits(actions, keys, paced)
-    waited = {earlier for needed in waits.values() for earlier in needed}
-    blocks = {block: members[block] for block in _order(members, waited)}
-    steps = _steps(blocks, waits, waited, sizes)
-    crowded: dict[Connection, int] = {}
-    for block in blocks:
-        if len(steps[block]) > target.max_steps:
-            for connection in {each for action in members[block] for each in _connections(action)}:
-                crowded[connection] = max(crowded.get(connection, 0), len(steps[block]))
-    return BuiltRank(tuple(_threadblock(block, steps[block]) for block in blocks), crowded)
+    waited = frozenset(earlier for needed in waits.values() for earlier in needed)
+    return SharedWork({block: members[block] for block in _order(members, waited)}, waits, waited, sizes)
 
 
 def _connections(action: Action) -> Iterator[Connection]:
@@ -120,13 +137,13 @@ def _reducers(actions: Sequence[Action], wanted: int, max_steps: int) -> dict[in
     return {lane: turn for turn, lane in enumerate(steps_of)}
 
 
-def _order(members: Mapping[_Key, Sequence[Action]], waited: set[Action]) -> list[_Key]:
+def _order(members: Mapping[_Key, Sequence[Action]], waited: frozenset[Action]) -> list[_Key]:
     """Threadblocks that others wait for come first: a dependency can only name low ids."""
     return sorted(members, key=lambda key: (waited.isdisjoint(members[key]), key))
 
 
 def _steps(
-    blocks: Mapping[_Key, Sequence[Action]], waits: _Waits, waited: set[Action], sizes: Mapping[Action, int]
+    blocks: Mapping[_Key, Sequence[Action]], waits: _Waits, waited: frozenset[Action], sizes: Mapping[Action, int]
 ) -> dict[_Key, tuple[Step, ...]]:
     """Every threadblock's steps: an action with k waits takes k − 1 nops before it, one wait each."""
     place: dict[Action, tuple[int, int]] = {}  # threadblock, step

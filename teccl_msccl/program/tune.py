@@ -24,6 +24,8 @@ SLOW_PACES = ("none", "links")
 LIKELY = ("links", "arrivals", "slow", "none", "moments", "ahead", "further")
 #: How long it takes to lower a send that waits for its turn, with one that does not as the unit.
 EFFORT = {"none": 1, "links": 2, "slow": 2, "ahead": 2, "further": 2, "arrivals": 3, "moments": 3}
+#: Of so many chunks at most larger ones are made where no others fit: what is still coarser is not what was asked for.
+MOST_TOGETHER = 8
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
 #: How near the schedule's time a program is near enough, where a finer one is dear to lower: in sends by their effort.
@@ -122,6 +124,9 @@ class Tuning:
             for m in (False, True)
             for each in usable
         ]
+        if instances is None:
+            plain = [choice for choice in first if choice.pace == "none"]
+            first += [replace(choice, together=many) for many in self._gatherings(MOST_TOGETHER) for choice in plain]
         self._best = next((tried for tried in map(self._try, first) if tried is not None), None)
         whole = self.best.choice
         if unroll:
@@ -199,15 +204,20 @@ class Tuning:
 
     def _gather(self) -> None:
         """Fewer and larger chunks, where they need no rounds."""
-        choice, nchunks = self.best.choice, self.schedule.demand.nchunks
+        choice = self.best.choice
         if choice.rounds == 1:
             in_vain = 0
-            for together in (each for each in range(2, nchunks + 1) if nchunks % each == 0):
+            for together in self._gatherings(self.schedule.demand.nchunks):
                 before = self.best
                 self._offer([replace(choice, together=together)])
                 in_vain = in_vain + 1 if self.best is before else 0
                 if in_vain == 2:
                     break
+
+    def _gatherings(self, most: int) -> list[int]:
+        """Of how many chunks, up to `most`, larger ones can be made."""
+        nchunks = self.schedule.demand.nchunks
+        return [together for together in range(2, min(most, nchunks) + 1) if nchunks % together == 0]
 
     def _most_rounds(self) -> int:
         """As many parts as leave the busiest rank room in a file for its sends and receives, each with its wait."""
