@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 
 from ..collective.demand import GIVEN, Demand
 from ..errors import InputError, Refused, unknown
 from ..schedule.schedule import Schedule
-from .actions import plan_actions
+from .actions import RankPlan, plan_actions
 from .dependencies import order_hazards
 from .fit import Fitter, check_transfers
 from .instances import gathered, replicated, unrolled
@@ -73,13 +73,18 @@ def lower(
     name = name or f"teccl_{schedule.demand.collective}_{schedule.topology.nranks}"
 
     @cache
-    def lowering(together: int, rounds: int, staggered: bool, parts: int, merged: bool) -> Lowering:
-        cut = replicated(unrolled(gathered(schedule, together), rounds, staggered), parts)
-        return Lowering(cut, limits, modes, name, merged)
+    def cut(together: int, rounds: int, staggered: bool, parts: int) -> Planned:
+        return Planned(replicated(unrolled(gathered(schedule, together), rounds, staggered), parts), limits, modes)
+
+    @cache
+    def lowering(planned: Planned, merged: bool) -> Lowering:
+        if merged and planned.merged is planned.plans:
+            raise Refused(f"{schedule.demand.collective}: no neighbouring chunks go together")
+        return Lowering(planned.schedule, limits, modes, name, merged, planned)
 
     def build(choice: Choice) -> Program:
         parts = (choice.together, choice.rounds, choice.staggered, choice.instances)
-        return lowering(*parts, choice.merged).program(choice)
+        return lowering(cut(*parts), choice.merged).program(choice)
 
     across_hosts = len(schedule.topology.hosts) > 1
     suspect = {"Simple"} if across_hosts and schedule.demand.collective in limits.suspect_simple else {}
@@ -165,26 +170,42 @@ def _check_taken(collective: str, target: Target, modes: frozenset[str]) -> None
         raise Refused(f"target {target.name} never runs {collective} in place; use mode outofplace")
 
 
+class Planned:
+    """A schedule's plans, with what each action waits for."""
+
+    def __init__(self, schedule: Schedule, target: Target, modes: frozenset[str]) -> None:
+        self.schedule, self.modes, self.layout = schedule, modes, Layout(schedule.demand)
+        self.plans = self._ordered(plan_actions(schedule, modes, fused=target.fused_receives))
+
+    @cached_property
+    def merged(self) -> list[RankPlan]:
+        """The plans with neighbouring chunks as one, where they go together."""
+        plans = merge(self.plans)
+        return self._ordered(plans) if any(a.chunks > 1 for plan in plans for a in plan.actions) else self.plans
+
+    def _ordered(self, plans: list[RankPlan]) -> list[RankPlan]:
+        for plan in plans:
+            order_hazards(plan.actions, self.layout, self.modes)
+        return plans
+
+
 class Lowering:
-    """One schedule's way to a program: what is the same for every choice, and then the rest."""
+    """One schedule's way to a program: what is the same for every choice, and then the rest. What was `planned` for
+    other choices need not be again."""
 
     def __init__(
-        self, schedule: Schedule, target: Target, modes: frozenset[str], name: str, merged: bool = False
+        self,
+        schedule: Schedule,
+        target: Target,
+        modes: frozenset[str],
+        name: str,
+        merged: bool = False,
+        planned: Planned | None = None,
     ) -> None:
         self.schedule, self.target, self.modes, self.name = schedule, target, modes, name
-        self.plans = plan_actions(schedule, modes, fused=target.fused_receives)
-        self.layout = Layout(schedule.demand)
-        if not merged:
-            check_transfers(self.plans)
-        for plan in self.plans:
-            order_hazards(plan.actions, self.layout, modes)
-        if merged:
-            self.plans = merge(self.plans)
-            if all(action.chunks == 1 for plan in self.plans for action in plan.actions):
-                raise Refused(f"{schedule.demand.collective}: no neighbouring chunks go together")
-            check_transfers(self.plans)
-            for plan in self.plans:
-                order_hazards(plan.actions, self.layout, modes)
+        planned = planned or Planned(schedule, target, modes)
+        self.plans, self.layout = planned.merged if merged else planned.plans, planned.layout
+        check_transfers(self.plans)
         self.fitter = Fitter(schedule, self.plans, target, modes)
 
     def program(self, choice: Choice) -> Program:
