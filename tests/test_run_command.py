@@ -56,6 +56,18 @@ def test_the_command_tells_the_path_of_the_first_wrong_element(command, tmp_path
     assert "  rank 0 tb 1 step 0 (s): reads o[1], sends to rank 1" in err.splitlines()
 
 
+@pytest.mark.parametrize("arguments", [("run",), ("simulate", "--topology", "ring-2", "--size", "1KB")], ids=lambda each: each[0])
+@pytest.mark.parametrize("channel", [1, -1])
+def test_a_channel_that_is_not_declared_is_refused(arguments, channel, command, tmp_path) -> None:
+    program = hand_made.ring("allgather", 2)
+    first, *others = program.gpus[1].threadblocks
+    gpu = dataclasses.replace(program.gpus[1], threadblocks=(dataclasses.replace(first, chan=channel), *others))
+    xml.write(dataclasses.replace(program, nchannels=1, gpus=(program.gpus[0], gpu)), tmp_path / "wide.xml")
+    code, _, err = command(arguments[0], tmp_path / "wide.xml", *arguments[1:])
+    where = f"wide.xml: gpu 1 tb 0: chan is {channel}, but nchannels is 1"
+    assert code == 2 and where in err and err.count("\n") == 1
+
+
 def test_the_command_fails_with_one_line(command, tmp_path) -> None:
     good, bad, dead, ring = (tmp_path / name for name in ("good.xml", "bad.xml", "dead.xml", "ring.xml"))
     xml.write(hand_made.ring("allreduce", 2), ring)

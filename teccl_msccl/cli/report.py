@@ -91,6 +91,7 @@ def _facts(
         swept = [] if quick else sizes_for(machine)
         program = xml.parse(data, str(file))
         with naming(file, program.name):
+            program.require_channels()
             program.require_places()
             return program_facts(program, machine, size_bytes or 64e6, swept, root)
     if is_json(data) and is_plan(value := parse_json(data, file, "a schedule or a plan")):

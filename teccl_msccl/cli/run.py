@@ -146,6 +146,7 @@ def _sizes(listed: str | None, begin: str | None, end: str | None, factor: float
 
 def _load(file: Path) -> tuple[Program, bytes]:
     """The program and the SHA-256 of its file."""
+    from ..errors import naming
     from ..files import read_bytes
     from ..program import xml
     from ..program.kind import read_plan
@@ -153,7 +154,10 @@ def _load(file: Path) -> tuple[Program, bytes]:
     if read_plan(file) is not None:
         raise InputError(f"{file}: run executes MSCCL XML; use check or simulate on MSCCL++ plans")
     data = read_bytes(file, "a program")
-    return xml.parse(data, str(file)), hashlib.sha256(data).digest()
+    program = xml.parse(data, str(file))
+    with naming(file, program.name):
+        program.require_channels()
+    return program, hashlib.sha256(data).digest()
 
 
 def _require_same(world: MpiWorld, digest: bytes, options: Mapping[str, object]) -> None:

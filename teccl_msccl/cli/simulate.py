@@ -54,6 +54,7 @@ def simulate(
             f"a runtime does not choose it for {format_size(size_bytes)}"
         )
     with naming(file, program.name):
+        program.require_channels()
         program.require_places()
         timing = simulate_program(program, machine, size_bytes, neutral=neutral)
     if trace is not None:

@@ -155,6 +155,17 @@ class Program:
                         f"mend the offset, cnt or {buffer}_chunks"
                     )
 
+    def require_channels(self) -> None:
+        """Raise `InputError` for the first threadblock on a channel that the program does not declare: loaders take it,
+        and hang or corrupt data later."""
+        for rank, gpu in enumerate(self.gpus):
+            for tb, threadblock in enumerate(gpu.threadblocks):
+                if not 0 <= threadblock.chan < self.nchannels:
+                    raise InputError(
+                        f"{self.name}: gpu {rank} tb {tb}: chan is {threadblock.chan}, but nchannels is "
+                        f"{self.nchannels}; use 0..{self.nchannels - 1}, or mend nchannels"
+                    )
+
     def _require_32_bits(self) -> None:
         numbers = [(self.nchannels, "nchannels"), (self.nchunks, "nchunksperloop")]
         for rank, gpu in enumerate(self.gpus):
