@@ -278,6 +278,16 @@ def test_a_root_copies_all_its_data_in_the_time_of_its_sends() -> None:
     require_right(program, schedule, slots=(1,))
 
 
+def test_input_set_aside_in_place_is_copied_by_as_many_as_it_takes() -> None:
+    """In place an alltoall's arrivals overwrite what is yet to be sent: those copies are as much work as any."""
+    machine = replace(load("full-4").topology, threadblock_GBps=8.0)
+    schedule = greedy(Problem(machine, "alltoall", 64e6))
+    program = Lowering(schedule, TARGETS["executor"], frozenset({"inplace"}), "aside").program(Choice("Simple"))
+    copying = [tb for tb in program.gpus[0].threadblocks if any(step.type == "cpy" for step in tb.steps)]
+    copies = sum(step.cnt for tb in copying for step in tb.steps)
+    assert copies and len(copying) == copies
+
+
 @pytest.mark.parametrize("way", [0, 1])
 @pytest.mark.parametrize("spread", [1, 2, None])
 def test_sends_go_the_way_that_the_schedule_has_them(way: int, spread: int | None) -> None:

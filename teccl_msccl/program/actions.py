@@ -224,12 +224,12 @@ class _Planner:
         for action in actions:
             if action.dst is not None and action.type != "cpy":
                 overwritten.setdefault(self.layout.aliased(action.dst, rank), action.arrival_us)
-        late = {a.src for a in actions if a.src is not None and self._sent_too_late(a, overwritten)}
+        late = {a.src: a.nbytes for a in actions if a.src is not None and self._sent_too_late(a, overwritten)}
         staged = {place: self._new_scratch(rank) for place in sorted(late)}
         for action in actions:
             if action.type == "s" and action.src is not None:
                 action.src = staged.get(action.src, action.src)
-        copies = (Action(rank, "cpy", place, scratch) for place, scratch in staged.items())
+        copies = (Action(rank, "cpy", place, scratch, nbytes=late[place]) for place, scratch in staged.items())
         return [*copies, *actions]
 
     def _sent_too_late(self, action: Action, overwritten: Mapping[Place, float]) -> bool:
