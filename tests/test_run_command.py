@@ -56,7 +56,9 @@ def test_the_command_tells_the_path_of_the_first_wrong_element(command, tmp_path
     assert "  rank 0 tb 1 step 0 (s): reads o[1], sends to rank 1" in err.splitlines()
 
 
-@pytest.mark.parametrize("arguments", [("run",), ("simulate", "--topology", "ring-2", "--size", "1KB")], ids=lambda each: each[0])
+@pytest.mark.parametrize(
+    "arguments", [("run",), ("simulate", "--topology", "ring-2", "--size", "1KB")], ids=lambda each: each[0]
+)
 @pytest.mark.parametrize("channel", [1, -1])
 def test_a_channel_that_is_not_declared_is_refused(arguments, channel, command, tmp_path) -> None:
     program = hand_made.ring("allgather", 2)

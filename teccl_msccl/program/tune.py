@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..errors import Refused
 from ..schedule.schedule import Schedule
@@ -28,7 +29,8 @@ EFFORT = {"none": 1, "links": 2, "slow": 2, "ahead": 2, "further": 2, "arrivals"
 MOST_TOGETHER = 8
 #: What a larger program has to gain.
 WORTHWHILE = 0.01
-#: How near the schedule's time a program is near enough, where a finer one is dear to lower: in sends by their effort.
+#: So near the schedule's time programs keep it all equally well: the time from the call decides. A finer one is not
+#: worth its while there where it is dear to lower: in sends by their effort.
 NEAR = 0.04
 DEAR = 20_000
 #: Times that differ by less are equal.
@@ -58,11 +60,33 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Tried:
-    """A program, and when it finishes with the links as the schedule takes them."""
+    """A program of the schedule, and when it finishes with the links as the schedule takes them."""
 
     choice: Choice
     program: Program
+    schedule: Schedule
     finish_us: float
+
+    @cached_property
+    def from_call_us(self) -> float:
+        """The time from the call to the end, with the protocol's efficiency and latency."""
+        timing = _simulated(self.program, self.schedule, neutral=False)
+        return timing.launch_us + timing.finish_us
+
+    @cached_property
+    def cost_us(self) -> float:
+        """What counts: the time from the call, and the more the less of the schedule's time is kept."""
+        return self.from_call_us * self._late
+
+    def costs_less(self, than_us: float) -> bool:
+        """Whether the cost is less; mostly the time on the schedule's links says no: protocols add to it."""
+        return (PROTOCOL[self.program.protocol].launch_us + self.finish_us) * self._late < than_us > self.cost_us
+
+    @property
+    def _late(self) -> float:
+        """1 near the schedule's time; beyond, a per cent of it is worth two from the call."""
+        near_us = self.schedule.finish_us * (1 + NEAR)
+        return (self.finish_us / near_us) ** 2 if self.finish_us > near_us else 1.0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -80,6 +104,7 @@ class Tuning:
         self.schedule, self.build = schedule, build
         self._chunk_bytes = max((chunk.bytes for chunk in schedule.demand.chunks), default=0.0)
         self._best: _Tried | None = None
+        self._tuned: list[_Tried] = []  # of each protocol the best
         self._spent = 0
         self._tried: set[Choice] = set()
         self._refusal: Refused | None = None  # of the first choice, which is the plainest
@@ -94,40 +119,53 @@ class Tuning:
         fuse: bool,
         unroll: bool,
     ) -> Program:
-        """How sends wait for their turn (one of `paces`) and, if they may (`unroll`), into how many rounds they go;
-        then, where threadblocks are slower than links, instances and channels that are not given, together and by
-        themselves; the protocol; and whether to fuse steps, if the target has such (`fuse`). Raises `Refused` when
-        nothing fits, `Interrupted` with the best so far at Ctrl-C."""
+        """Of each protocol, the likeliest first: how sends wait for their turn (one of `paces`) and, if they may
+        (`unroll`), into how many rounds they go; then, where threadblocks are slower than links, instances and channels
+        that are not given, together and by themselves. Of the best: whether to fuse steps, if the target has such
+        (`fuse`), and what else makes it smaller. Raises `Refused` when nothing fits, `Interrupted` with the best so far
+        at Ctrl-C."""
         try:
-            self._tune(protocols, paces, instances, spread, fuse=fuse, unroll=unroll)
+            self._tune(protocols, paces, instances, spread, unroll=unroll)
+            self._simplify(replace(self.best.choice, merged=True), _steps)
+            if fuse:
+                self._simplify(replace(self.best.choice, fused=True), _steps)
+            self._simplify(replace(self.best.choice, few=True), self._connections_across)
         except KeyboardInterrupt:
             if self._best is None:
                 raise
-            raise Interrupted(self._best.program) from None
+            raise Interrupted(min([*self._tuned, self._best], key=_cost_us).program) from None
         return self.best.program
 
     def _tune(
-        self,
-        protocols: Sequence[str],
-        paces: Sequence[str],
-        instances: int | None,
-        spread: int | None,
-        *,
-        fuse: bool,
-        unroll: bool,
+        self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None, *, unroll: bool
     ) -> None:
-        usable = self._usable(protocols)
+        """The best of each protocol's best."""
         paces = self._first_things_first(paces)
+        plain = Choice(protocols[0], instances=instances or 1, spread=spread or 1)
+        starts = []
+        for protocol in self._usable(protocols, instances):
+            if start := self._start(replace(plain, protocol=protocol), paces, gather=instances is None):
+                starts.append(start)
+                self._best = min(starts, key=_cost_us)
+        for self._best in sorted(starts, key=_cost_us):
+            self._improve(paces, instances, spread, unroll)
+            self._tuned.append(self._best)
+        self._best = min(self._tuned, key=_cost_us, default=None)
+
+    def _start(self, plain: Choice, paces: Sequence[str], gather: bool) -> _Tried | None:
+        """The first program that fits, if need be with larger chunks, where they may be (`gather`)."""
         first = [
-            Choice(each, pace, instances=instances or 1, spread=spread or 1, merged=m)
+            replace(plain, pace=pace, merged=merged)
             for pace in dict.fromkeys((paces[0], "none"))
-            for m in (False, True)
-            for each in usable
+            for merged in (False, True)
         ]
-        if instances is None:
-            plain = [choice for choice in first if choice.pace == "none"]
-            first += [replace(choice, together=many) for many in self._gatherings(MOST_TOGETHER) for choice in plain]
-        self._best = next((tried for tried in map(self._try, first) if tried is not None), None)
+        if gather:
+            unpaced = [choice for choice in first if choice.pace == "none"]
+            first += [replace(choice, together=many) for many in self._gatherings(MOST_TOGETHER) for choice in unpaced]
+        return next((tried for tried in map(self._try, first) if tried is not None), None)
+
+    def _improve(self, paces: Sequence[str], instances: int | None, spread: int | None, unroll: bool) -> None:
+        """Waits for turns, rounds, instances and channels."""
         whole = self.best.choice
         if unroll:
             self._unroll(paces, spread is None)
@@ -137,27 +175,12 @@ class Tuning:
         slow = bool(self.schedule.topology.threadblock_GBps)  # threadblocks, where links may be faster
         turns = [pace for pace in paces if pace in COMPETING or (slow and pace in SLOW_PACES)]
         self._multiply(slow and instances is None, spread is None, turns)
-        self._choose_protocol(each for each in usable if each != self.best.choice.protocol)
-        self._simplify(replace(self.best.choice, merged=True), _steps)
-        if fuse:
-            self._simplify(replace(self.best.choice, fused=True), _steps)
-        self._simplify(replace(self.best.choice, few=True), self._connections_across)
 
-    def _choose_protocol(self, others: Iterable[str]) -> None:
-        """The one that is fastest from the call to the end, with its efficiency and latency."""
-        fastest_us = self._from_call_us(self.best)
-        for protocol in others:
-            tried = self._try(replace(self.best.choice, protocol=protocol))
-            if tried is not None and self._from_call_us(tried) < fastest_us:
-                self._best, fastest_us = tried, self._from_call_us(tried)
-
-    def _from_call_us(self, tried: _Tried) -> float:
-        timing = self._simulated(tried.program, neutral=False)
-        return timing.launch_us + timing.finish_us
-
-    def _usable(self, protocols: Sequence[str]) -> Sequence[str]:
-        """The first, and of the others those of which a slot holds a chunk: the rest have no latency to save."""
-        return [each for each in protocols if each == protocols[0] or self._chunk_bytes <= PROTOCOL[each].slot_bytes]
+    def _usable(self, protocols: Sequence[str], instances: int | None) -> Sequence[str]:
+        """The first, and of the others those of which a slot holds a part of a chunk: the rest have no latency to
+        save."""
+        part = self._chunk_bytes / (instances or MOST_PARTS)
+        return [each for each in protocols if each == protocols[0] or part <= PROTOCOL[each].slot_bytes]
 
     @property
     def best(self) -> _Tried:
@@ -189,8 +212,7 @@ class Tuning:
             rounds = -(-rounds // 2)
 
     def _stagger(self, choice: Choice) -> bool:
-        """Staggered rounds, and for as long as that pays twice as many, in which hops are less late; also with the
-        protocol's latency, which every round has. Whether any fit."""
+        """Staggered rounds, and for as long as that pays twice as many, in which hops are less late. Do any fit?"""
         before, fits = None, self._offer([choice])
         while self.best.choice.staggered and self.best is not before and not self._good_enough:
             before = self.best
@@ -198,8 +220,6 @@ class Tuning:
             dear = self._cost(finer) > DEAR and self.best.finish_us <= self.schedule.finish_us * (1 + NEAR)
             if finer.rounds * finer.instances <= self._most_rounds() and not dear:
                 self._offer([finer])
-            if self._from_call_us(self.best) > self._from_call_us(before):
-                self._best = before
         return fits
 
     def _gather(self) -> None:
@@ -240,8 +260,7 @@ class Tuning:
             paces, steps = {self.best.choice.pace: None}, steps[:3]
 
     def _simplify(self, choice: Choice, needs: Callable[[Program], int]) -> None:
-        """Take a program that needs less and is as fast, also with its protocol's efficiency and latency, and that
-        hangs at no size."""
+        """Take a program that needs less and is as fast, also from the call, and that hangs at no size."""
         if self._spent + self._cost(choice) > MOST_SENDS_TO_TRY:
             return
         tried = self._try(choice)
@@ -249,8 +268,7 @@ class Tuning:
             tried is not None
             and needs(tried.program) < needs(self.best.program)
             and tried.finish_us <= self.best.finish_us * (1 + SAME)
-            and self._simulated(tried.program, neutral=False).finish_us
-            <= self._simulated(self.best.program, neutral=False).finish_us * (1 + SAME)
+            and tried.from_call_us <= self.best.from_call_us * (1 + SAME)
             and self._finishes_at_any_size(tried.program)
         ):
             self._best = tried
@@ -275,8 +293,8 @@ class Tuning:
         return True
 
     def _offer(self, choices: Iterable[Choice]) -> bool:
-        """Try one after the other until it keeps the schedule's time, keep the best if it is worth its while, and say
-        whether any fits. What would take too long is left out."""
+        """Try one after the other until it keeps the schedule's time, keep the cheapest if it is worth its while, and
+        say whether any fits. What would take too long is left out."""
         fits = False
         for choice in choices:
             if self._good_enough or self._spent + self._cost(choice) > MOST_SENDS_TO_TRY:
@@ -284,7 +302,7 @@ class Tuning:
             tried = self._try(choice)
             if tried is not None:
                 fits = True
-                if tried.finish_us < self.best.finish_us * (1 - WORTHWHILE):
+                if tried.costs_less(self.best.cost_us * (1 - WORTHWHILE)):
                     self._best = tried
         return fits
 
@@ -295,13 +313,11 @@ class Tuning:
         self._spent += self._cost(choice)
         try:
             program = self.build(choice)
-            return _Tried(choice, program, self._simulated(program, neutral=True).finish_us)
+            finish_us = _simulated(program, self.schedule, neutral=True).finish_us
+            return _Tried(choice, program, self.schedule, finish_us)
         except Refused as refusal:
             self._refusal = self._refusal or refusal
             return None
-
-    def _simulated(self, program: Program, neutral: bool) -> ProgramTiming:
-        return simulate(program, self.schedule.topology, self.schedule.demand.size_bytes, neutral=neutral)
 
     def _cost(self, choice: Choice) -> int:
         parts = choice.instances * choice.rounds
@@ -311,6 +327,14 @@ class Tuning:
     def _good_enough(self) -> bool:
         """Whether the program is as fast as the schedule."""
         return self.best.finish_us <= self.schedule.finish_us * (1 + WORTHWHILE / 2)
+
+
+def _simulated(program: Program, schedule: Schedule, neutral: bool) -> ProgramTiming:
+    return simulate(program, schedule.topology, schedule.demand.size_bytes, neutral=neutral)
+
+
+def _cost_us(tried: _Tried) -> float:
+    return tried.cost_us
 
 
 def _steps(program: Program) -> int:
