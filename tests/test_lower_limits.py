@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from lowered import greedy, require_right
@@ -17,8 +18,11 @@ from teccl_msccl.program import fit
 from teccl_msccl.program.channels import assign_channels
 from teccl_msccl.program.check import check
 from teccl_msccl.program.lower import Lowering, lower
+from teccl_msccl.program.placement import MODES
 from teccl_msccl.program.program import Program
 from teccl_msccl.program.targets import TARGETS
+from teccl_msccl.program.threadblocks import SharedWork, share_work
+from teccl_msccl.program.tune import Choice
 from teccl_msccl.schedule.schedule import Schedule
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.topology.catalog import load
@@ -201,3 +205,22 @@ def test_a_refusal_is_one_line_and_leaves_no_file(tmp_path, capsys) -> None:
 def test_two_gpus_are_enough(collective: str) -> None:
     schedule = greedy(Problem(load("line-2").topology, collective, 1e6, root=1))
     require_right(lower(schedule), schedule)
+
+
+def test_where_steps_ask_for_channels_only_ranks_that_get_some_are_shared_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waits make the threadblocks of the two ranks in the middle too long: those of the others stay."""
+    schedule = greedy(Problem(load("line-4").topology, "alltoall", 1e6), 40)
+    shared: list[SharedWork] = []
+
+    def counted(*asked: Any) -> SharedWork:
+        shared.append(share_work(*asked))
+        return shared[-1]
+
+    monkeypatch.setattr(fit, "share_work", counted)
+    lowering = Lowering(schedule, TARGETS["executor"], frozenset(MODES), "long")
+    program = lowering.program(Choice("Simple", "arrivals"))
+    assert [bool(work.crowded(64)) for work in shared] == [False, True, True, False, False, False]
+    assert most_steps(program) <= 64
+    require_right(program, schedule, slots=(1,))

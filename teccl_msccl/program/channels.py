@@ -29,6 +29,10 @@ class ChannelPlan:
         """How many channels the program declares."""
         return 1 + max((channel for channels in self.of.values() for channel in channels), default=0)
 
+    def moved(self, before: ChannelPlan) -> set[int]:
+        """The ranks with a connection whose channels are others than `before`."""
+        return {rank for each, channels in self.of.items() if channels != before.of[each] for rank in each[:2]}
+
     def channel(self, connection: Connection, position: int) -> int:
         """The channel of the connection's transfer at `position`."""
         channels = self.of[connection]

@@ -11,7 +11,16 @@ from math import ceil, inf
 from ..errors import Refused
 from ..schedule.schedule import Schedule
 from .actions import Action, RankPlan
-from .channels import Connection, Transfer, assign_channels, direct_ways, halved, most_threadblocks, widths_for
+from .channels import (
+    ChannelPlan,
+    Connection,
+    Transfer,
+    assign_channels,
+    direct_ways,
+    halved,
+    most_threadblocks,
+    widths_for,
+)
 from .dependencies import order_hazards
 from .fusion import FusedRank, fuse
 from .interleaving import in_order_of_moments
@@ -120,8 +129,9 @@ class Fitter:
     ) -> Fitted:
         """Threadblocks on `wanted` channels per connection, or on more where the target's limit of steps asks for it:
         that is written down in `forced`. Raises `Refused` when the target does not take them."""
-        waits_of = self.waits(pace)
         widths = dict(wanted)
+        shared: dict[int, SharedWork] = {}
+        before: ChannelPlan | None = None
         while True:
             needed = most_threadblocks(widths, crew.paired)
             if needed > self.target.max_threadblocks and not fused:
@@ -130,26 +140,31 @@ class Fitter:
                     f"{self.target.max_threadblocks}; synthesize with fewer --chunks"
                 )
             channels = assign_channels(widths, self.target, self._ways)
-            ranks = [FusedRank(plan.actions, waits, {}) for plan, waits in zip(self.plans, waits_of, strict=True)]
-            if crew.paired:
-                orders = (in_order_of_moments(rank.actions, channels, rank.waits) for rank in ranks)
-                ranks = [replace(rank, actions=order) for rank, order in zip(ranks, orders, strict=True)]
-            if fused:
-                ranks = [fuse(rank.actions, channels, rank.waits, self._order_hazards) for rank in ranks]
-            shared = [share_work(r.actions, channels, crew, self.target, r.waits, r.joined) for r in ranks]
-            crowded = [connections for work in shared if (connections := work.crowded(self.target.max_steps))]
+            moved = range(len(self.plans)) if before is None else channels.moved(before)
+            shared |= {rank: self._shared(rank, channels, crew, pace, fused) for rank in moved}
+            before = channels
+            crowded = [each for work in shared.values() if (each := work.crowded(self.target.max_steps))]
             if not crowded:
                 break
             for connection, steps in (item for connections in crowded for item in connections.items()):
                 # Waits move with the steps, so how many channels suffice shows only when they are there.
                 fewest = ceil(len(channels.of[connection]) * steps / self.target.max_steps)
                 widths[connection] = forced[connection] = max(widths[connection], fewest)
-        _check_size(shared, self.target)
+        _check_size([shared[rank] for rank in range(len(self.plans))], self.target)
         gpus = tuple(
             Gpu(*self.layout.sizes(rank), plan.scratch_chunks, shared[rank].threadblocks())
             for rank, plan in enumerate(self.plans)
         )
         return Fitted(gpus, channels.count)
+
+    def _shared(self, rank: int, channels: ChannelPlan, crew: Crew, pace: str, fused: bool) -> SharedWork:
+        """One rank's work, which the channels of its own connections decide."""
+        work = FusedRank(self.plans[rank].actions, self.waits(pace)[rank], {})
+        if crew.paired:
+            work = replace(work, actions=in_order_of_moments(work.actions, channels, work.waits))
+        if fused:
+            work = fuse(work.actions, channels, work.waits, self._order_hazards)
+        return share_work(work.actions, channels, crew, self.target, work.waits, work.joined)
 
     def _across(self, connection: Connection) -> bool:
         """Whether the connection is one between hosts."""

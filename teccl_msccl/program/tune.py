@@ -142,9 +142,9 @@ class Tuning:
         """The best of each protocol's best."""
         paces = self._first_things_first(paces)
         plain = Choice(protocols[0], instances=instances or 1, spread=spread or 1)
-        starts = []
+        starts: list[_Tried] = []
         for protocol in self._usable(protocols, instances):
-            if start := self._start(replace(plain, protocol=protocol), paces, gather=instances is None):
+            if start := self._start(replace(plain, protocol=protocol), paces, gather=instances is None and not starts):
                 starts.append(start)
                 self._best = min(starts, key=_cost_us)
         for self._best in sorted(starts, key=_cost_us):
