@@ -13,6 +13,7 @@ from teccl_msccl import synthesize
 from teccl_msccl.collective.demand import COLLECTIVES, ROOTED, demand_for
 from teccl_msccl.errors import InputError, Refused
 from teccl_msccl.schedule.schedule import Schedule
+from teccl_msccl.synthesis import portfolio
 from teccl_msccl.synthesis.baselines.search import BASELINES
 from teccl_msccl.synthesis.bounds import lower_bound_us
 from teccl_msccl.synthesis.greedy import GreedySearch
@@ -22,6 +23,7 @@ from teccl_msccl.synthesis.portfolio import part_solver
 from teccl_msccl.synthesis.problem import Problem
 from teccl_msccl.synthesis.settings import Settings
 from teccl_msccl.topology.model import Topology
+from teccl_msccl.topology.without import without
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -293,3 +295,14 @@ def test_a_cluster_s_hosts_are_solved_alike_every_time():
         found.append(hierarchy.schedule(problem.demand(1)))
     found[0].validate()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("lost", "first"), [([], "search_symmetrically"), (["nic:0.0", "nic:1.3"], "search_trees")])
+def test_where_hosts_are_unlike_trees_come_before_symmetry(monkeypatch, lost, first):
+    """What is left of one host may look like the other's: trees on short paths do better there."""
+    order: list[str] = []
+    for name in ("search_symmetrically", "search_trees"):
+        monkeypatch.setattr(portfolio, name, lambda incumbent, settings, name=name: order.append(name))
+    topology = without(Topology.load("dgx-h100", hosts=2), lost).topology
+    portfolio.run(Problem(topology, "allgather", 1e9), Settings(nchunks=1), time_limit=0)
+    assert order[0] == first

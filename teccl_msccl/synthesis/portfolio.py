@@ -16,6 +16,7 @@ from ..errors import InputError, unknown
 from ..schedule.read import read_start
 from ..schedule.schedule import Schedule
 from ..topology.model import Topology
+from ..topology.translations import host_translations
 from ..topology.without import without as degraded
 from .ask import DemandLike, GroupLike, ask
 from .astar import search_by_rounds
@@ -211,16 +212,16 @@ def _search(
 
 def _turns(problem: Problem, solved: Callable[[MilpReport], None]) -> list[tuple[Search, float]]:
     """The searches of "auto" in their order, each with the gap at which it is not needed: on small machines plain ones
-    before those of structure, on large ones what takes the least time first."""
+    before those of structure, trees too where hosts are unlike; on large ones what takes the least time first."""
     exactly = partial(search_exactly, solved=solved)
+    symmetry, trees = (search_symmetrically, NEARLY), (search_trees, NEARLY)
     outright = [(search_flow, ENOUGH), (search_levels, ENOUGH), (plant_pipelines, ENOUGH)]
     if greedy_seconds(problem) <= SMALL_S:
         return [
             *outright,
             (search_greedily, NEARLY),
             (offer_baselines, NEVER),  # before what may take all the time
-            (search_symmetrically, NEARLY),
-            (search_trees, NEARLY),
+            *((trees, symmetry) if _unlike_hosts(problem.topology) else (symmetry, trees)),
             (_search_by_hosts, GOOD),
             (exactly, NEVER),
             (polish, ENOUGH),
@@ -234,6 +235,10 @@ def _turns(problem: Problem, solved: Callable[[MilpReport], None]) -> list[tuple
         (exactly, NEVER),
         (polish, ENOUGH),
     ]
+
+
+def _unlike_hosts(topology: Topology) -> bool:
+    return len(topology.hosts) > 1 and host_translations(topology) is None
 
 
 def _searches_of(method: str, solved: Callable[[MilpReport], None]) -> list[Search]:

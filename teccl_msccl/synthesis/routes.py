@@ -75,7 +75,7 @@ class RouteSearch:
 
     @property
     def detours(self) -> tuple[int | None, ...]:
-        """Narrower networks than this one (None): see `within`."""
+        """Networks no wider than this one (None), the narrowest first: see `within`."""
         return (None,)
 
     def within(self, detour: int | None) -> RouteSearch:
@@ -159,12 +159,13 @@ class Router(RouteSearch):
     @cached_property
     def _narrower(self) -> Mapping[int | None, Router]:
         """The networks of `detours`, each once, as far as they join all GPUs."""
-        networks: dict[tuple[tuple[int, ...], ...], tuple[int | None, Router]] = {tuple(self.paths): (None, self)}
+        networks: dict[tuple[tuple[int, ...], ...], tuple[int | None, Router]] = {}
         longer = self._links_beyond_shortest
         for detour in DETOURS if any(longer) else ():
             paths = tuple(path for path, links in zip(self.paths, longer, strict=True) if links <= detour)
             if nx.is_strongly_connected(nx.DiGraph(map(self._ends, paths))):
                 networks.setdefault(paths, (detour, Router(self.topology, self.demand, only=paths)))
+        networks[tuple(self.paths)] = (None, self)
         return dict(networks.values())
 
     @cached_property

@@ -84,12 +84,15 @@ class Kind:
 
 
 def _kinds(router: RouteSearch) -> list[Kind]:
-    """All depths on the network as it is, a few where it is narrower or eased."""
+    """All depths on the narrowest network, a few where links have time to spare and paths may be longer; the most
+    different first."""
+    narrowest = router.detours[0]
     return [
         Kind(depth, detour, eased)
+        for depth in sorted(DEPTH_WEIGHTS, key=lambda depth: depth not in FEW_DEPTH_WEIGHTS)
         for detour in router.detours
         for eased in router.within(detour).easings
-        for depth in (DEPTH_WEIGHTS if (detour, eased) == (None, 1.0) else FEW_DEPTH_WEIGHTS)
+        if (detour == narrowest and eased == 1) or (depth in FEW_DEPTH_WEIGHTS and eased < 1)
     ]
 
 
@@ -236,9 +239,8 @@ def _contenders(field: Field, settings: Settings, pool: ThreadPoolExecutor) -> I
     packed: list[Planted] = []
     for demand in _coarsest_first(_promising(field)[:MOST_PACKED]):
         router = routers[demand.nchunks]
-        kinds = _best_kinds(packed) or _kinds(router)
-        units = len(kinds) * PACKING_ROUNDS * len(router.turns) * (len(router.paths) + router.topology.nranks**2)
-        if units * pace > 0.3 * field.seconds_left() or field.done():
+        kinds, units = _affordable(router, _best_kinds(packed) or _kinds(router), 0.3 * field.seconds_left() / pace)
+        if not kinds or field.done():
             continue
         began = time.monotonic()
         packed += planted([(router, kind) for kind in kinds], settings.seed)
@@ -278,6 +280,19 @@ def _coarsest_first(demands: list[Demand]) -> list[Demand]:
     """The one with the fewest chunks, which takes the least time, first; the others as they are."""
     first = min(demands, key=lambda demand: demand.nchunks)
     return [first, *(demand for demand in demands if demand is not first)]
+
+
+def _affordable(router: RouteSearch, kinds: list[Kind], most: float) -> tuple[list[Kind], float]:
+    """The first kinds that take so many units of work together, and how many these take."""
+    chosen, total = [], 0.0
+    for kind in kinds:
+        paths = len(router.within(kind.detour).paths)
+        units = PACKING_ROUNDS * len(router.turns) * (paths + router.topology.nranks**2)
+        if total + units > most:
+            break
+        chosen.append(kind)
+        total += units
+    return chosen, total
 
 
 def _best_kinds(packed: list[Planted]) -> list[Kind]:
