@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teccl_msccl.errors import InputError, Refused
+from teccl_msccl.program.check import check
 from teccl_msccl.program.program import Program, Step
 from teccl_msccl.runtime.elements import DTYPES, REDUCTIONS, averaged, dtypes_named, from_bfloat16, to_bfloat16
 from teccl_msccl.runtime.root import root_of
@@ -137,6 +138,15 @@ def test_only_the_claimed_modes_run() -> None:
     assert [row.mode for row in execute(program)] == ["out-of-place"]
     with pytest.raises(InputError, match="neither"):
         execute(dataclasses.replace(program, outofplace=False))
+
+
+@pytest.mark.parametrize(("inplace", "mode"), [(False, "out-of-place"), (True, "in-place")])
+def test_one_mode_a_file_where_its_target_has_no_more(inplace: bool, mode: str) -> None:
+    """msccl ignores outofplace, so what it says cannot take a mode away, nor add one."""
+    ring = hand_made.ring("allreduce", 2)
+    program = dataclasses.replace(ring, target="msccl", inplace=inplace, outofplace=inplace, max_bytes=2**30)
+    assert check(program).ok
+    assert [row.mode for row in execute(program)] == [mode]
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:

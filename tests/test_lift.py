@@ -13,6 +13,7 @@ from correct_programs import (
     all_pairs_allreduce,
     block,
     fused_ring_allreduce,
+    receive,
     recursive_doubling_allgather,
     send,
     with_step,
@@ -131,3 +132,13 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         answer = json.loads(capsys.readouterr().out)
         assert stop.value.code == 0 and answer["finish_us"] > 0
         assert check(xml.read(tmp_path / "out.xml", answer["target"])).ok
+
+
+def test_the_mode_is_the_one_in_which_the_target_runs_the_file() -> None:
+    """msccl takes a file that claims neither mode out of place; in place, what rank 1 receives would be sent back."""
+    first = block([send("i", 1), receive("o", 1)], send=1, recv=1)
+    then = block([receive("o", 0), send("i", 0)], send=0, recv=0)
+    own = [block([Step("cpy", "i", rank, "o", rank)]) for rank in range(2)]
+    gpus = [Gpu(2, 2, 0, (exchange, copy)) for exchange, copy in zip((first, then), own, strict=True)]
+    unsaid = replace(build("alltoall", 2, gpus), target="msccl", inplace=False, outofplace=False, max_bytes=2**30)
+    assert sorted((hop.chunk, hop.src, hop.dst) for hop in lift(unsaid, "p").hops) == [(1, 0, 1), (2, 1, 0)]

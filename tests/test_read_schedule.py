@@ -18,6 +18,7 @@ from strategies_lower import problems
 from teccl_msccl.cli import main
 from teccl_msccl.collective.demand import COLLECTIVES, demand_for
 from teccl_msccl.errors import InputError, Refused
+from teccl_msccl.program import xml
 from teccl_msccl.program.lower import lower
 from teccl_msccl.schedule.foreign import Pattern, named
 from teccl_msccl.schedule.read import read_schedule
@@ -412,3 +413,10 @@ def test_lower_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     bad = str(save(tmp_path / "plan.json", {"name": "x", "gpus": []}))
     assert run("lower", bad, "-o", out) == 2
     assert "execution plan" in capsys.readouterr().err
+
+
+def test_a_program_is_read_as_check_reads_it(tmp_path: Path) -> None:
+    """As UTF-8, whatever encoding it declares, known or not."""
+    text = xml.to_text(lower(greedy(Problem(load("full-2").topology, "allgather", 1e6))))
+    path = save(tmp_path / "program.xml", '<?xml version="1.0" encoding="latin-1"?>\n' + text)
+    assert xml.read(path).nranks == read_schedule(path, load("full-2").topology).demand.nranks == 2

@@ -115,9 +115,8 @@ def _verdicts(cases: Iterable[tuple[Target, Program, Iterable[Finding]]], root: 
 
 def _in_its_modes(program: Program, target: Target) -> Program:
     """The program with the modes in which `target` runs it."""
-    if target.both_modes or program.outofplace is not program.inplace:
-        return program
-    return replace(program, outofplace=not program.inplace)
+    inplace, outofplace = target.modes(program.inplace, program.outofplace)
+    return replace(program, inplace=inplace, outofplace=outofplace)
 
 
 #: Errors that leave nothing to examine: peers that do not exist, sizes that no buffer has.

@@ -11,6 +11,7 @@ from ..schedule.foreign import ForeignSchedule, Hop, Pattern
 from .check import check
 from .placement import Layout, Place
 from .program import READING, RECEIVING, SENDING, WRITING, Program, Step
+from .targets import target_named
 
 _REDUCES = frozenset({"re", "rrc", "rrs", "rrcs"})
 #: More than any transfer takes: hops follow one another, until they are timed on a topology.
@@ -84,7 +85,7 @@ class _Run:
     def __init__(self, program: Program, demand: Demand) -> None:
         self.program = program
         self.layout = Layout(demand)
-        self.inplace = not program.outofplace
+        self.inplace = not target_named(program.target).modes(program.inplace, program.outofplace)[1]
         self.hops: list[_Hop] = []
         self.places: list[dict[Place, _Value]] = [{} for _ in program.gpus]
         for chunk in demand.chunks:

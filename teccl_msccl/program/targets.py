@@ -59,6 +59,10 @@ class Target:
             return min_bytes <= size_bytes < max_bytes
         return min_bytes <= size_bytes and (max_bytes == 0 or size_bytes <= max_bytes)
 
+    def modes(self, inplace: bool, outofplace: bool) -> tuple[bool, bool]:
+        """Whether a file that claims these is run in place, and whether out of place."""
+        return inplace, outofplace if self.both_modes else not inplace
+
 
 _SHARED_NAMES = {name: name for name in ("allgather", "allreduce", "alltoall", "broadcast", "reduce")}
 _MSCCL_NAMES = MappingProxyType({**_SHARED_NAMES, "reduce_scatter": "reduce_scatter", "custom": "custom"})

@@ -12,6 +12,7 @@ import numpy as np
 from ..collective.demand import REDUCING
 from ..errors import InputError, Refused
 from ..program.program import Program
+from ..program.targets import target_named
 from .buffers import Layout, RankBuffers, require_memory, scratch_chunks
 from .elements import Dtype
 from .path import Hop, path_to
@@ -79,8 +80,10 @@ class Sweep:
 
 
 def modes(program: Program, where: str) -> tuple[bool, ...]:
-    """Whether to run in place: the modes that the file claims. Raises `InputError` if it claims neither."""
-    claimed = tuple(mode for mode, claims in ((False, program.outofplace), (True, program.inplace)) if claims)
+    """Whether to run in place: the modes that the file claims, as its target takes them. Raises `InputError` if it
+    claims neither."""
+    inplace, outofplace = target_named(program.target).modes(program.inplace, program.outofplace)
+    claimed = tuple(mode for mode, claims in ((False, outofplace), (True, inplace)) if claims)
     if not claimed:
         raise InputError(f"{where}: claims neither inplace nor outofplace; set one of them to 1")
     return claimed

@@ -71,7 +71,8 @@ def _from_xml(data: bytes, where: str) -> ForeignSchedule:
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise InputError(f"{where}: has a DOCTYPE or entities; remove them")
     try:
-        root: etree._Element = etree.fromstring(data, xml_parser())
+        # As UTF-8, whatever it says: so runtimes take a program, and `check` and `run` with them.
+        root: etree._Element = etree.fromstring(data, xml_parser(None if b"\0" in data else "utf-8"))
     except (etree.XMLSyntaxError, ValueError) as error:
         text = " ".join(str(error).split("(<string>")[0].split())
         raise InputError(f"{where}: not well-formed XML: {text}; write the file again") from None
