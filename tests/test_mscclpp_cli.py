@@ -58,6 +58,19 @@ def test_a_plan_is_written_proved_and_checked(
     assert "s.json: is a schedule, not a program" in capsys.readouterr().err
 
 
+def test_the_time_told_is_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not that of the program that it is made of, which has slots and another latency."""
+    schedule, plan = tmp_path / "s.json", tmp_path / "plan.json"
+    synth = ("synth", "ring-4", "allgather", "--size", "8MB", *QUICK, "-o", plan, "--schedule", schedule)
+    for command in (synth, ("lower", schedule, "-o", plan, "--target", "mscclpp")):
+        assert run(*command, "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert run("simulate", plan, "--topology", "ring-4", "--size", "8MB", "--json") == 0
+        simulated = json.loads(capsys.readouterr().out)
+        assert told["program_finish_us"] == pytest.approx(simulated["finish_us"])
+        assert told["launch_us"] == simulated["launch_us"]
+
+
 def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a stand-in of the few names that MSCCL++ has for it."""
     path = tmp_path / "plan.json"

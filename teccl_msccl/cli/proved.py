@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ProvedProgram:
     """A schedule's program, what the checker proved of it, and its simulated time; with the MSCCL++ plan made of it,
-    where that is the target: then it is the plan that was proved, and the program that was simulated."""
+    where that is the target: then it is the plan that was proved and simulated, of whose launch nothing is known."""
 
     schedule: Schedule
     program: Program
@@ -71,12 +71,12 @@ class ProvedProgram:
         ]
         deadlock = f"; deadlock free from {self.verdict.min_credits} credit(s) up" if self.plan is None else ""
         steps = "steps" if self.plan is None else "operations"
-        as_what = "with its multicasts as unicasts" if self.plan and self.plan.multicasts else "as this program"
+        launch = f"plus {self.launch_us:g} µs to launch" if self.plan is None else "launching apart"
         return [
             f"program     target {self.verdict.target}, {self.program.protocol}, {' and '.join(modes)}: "
             f"{self.program.nchannels} channels, at most {self.threadblocks_max} threadblocks a GPU "
             f"and {self.steps_max} {steps} a threadblock, nchunksperloop {self.program.nchunks}",
-            f"simulated   {self.finish_us:.3f} µs {as_what} (plus {self.launch_us:g} µs to launch)",
+            f"simulated   {self.finish_us:.3f} µs ({launch})",
             f"proved      {', '.join(proved)}{deadlock}",
             *(f"not proved  {other}" for other in others),
         ]
@@ -114,32 +114,27 @@ def lower_and_prove(
         build = partial(lower, target=target, mode=mode, protocol=protocol, instances=instances)
         return prove(*fastest(schedules, build, seconds))
     from ..program.check_plan import check_plan
-    from ..program.lower_plan import lower_plan
+    from ..program.lower_plan import lower_plan, plan_finish_us
 
     schedule, _ = fastest(schedules, lambda each: lower_plan(each, mode=mode, protocol=protocol)[0], seconds)
     program, plan = lower_plan(schedule, mode=mode, protocol=protocol)
     verdict = check_plan(plan.value)
     _require(verdict)
-    return _timed(schedule, program, verdict, plan)
+    return ProvedProgram(schedule, program, verdict, plan_finish_us(plan, schedule), 0.0, plan)
 
 
 def prove(schedule: Schedule, program: Program) -> ProvedProgram:
     """Check and simulate `program`. Raises `Refused`, with the first finding, when it is not right."""
     from ..program.check import check
+    from ..program.simulate import simulate
 
     verdict = check(program, root=schedule.demand.root)
     _require(verdict)
-    return _timed(schedule, program, verdict, None)
+    timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
+    return ProvedProgram(schedule, program, verdict, timing.finish_us, timing.launch_us)
 
 
 def _require(verdict: Verdict) -> None:
     if not verdict.ok:
         first = next(finding for finding in verdict.findings if finding.level == "error")
         raise Refused(f"the lowered program does not pass the checker: {first.code}: {first.text}; please report this")
-
-
-def _timed(schedule: Schedule, program: Program, verdict: Verdict, plan: ExecutionPlan | None) -> ProvedProgram:
-    from ..program.simulate import simulate
-
-    timing = simulate(program, schedule.topology, schedule.demand.size_bytes)
-    return ProvedProgram(schedule, program, verdict, timing.finish_us, timing.launch_us, plan)

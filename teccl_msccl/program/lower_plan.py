@@ -48,7 +48,7 @@ def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "
             refusals.append(refusal)
     if not made:
         raise refusals[0]
-    return min(made, key=lambda pair: _finish_us(pair[1], schedule))
+    return min(made, key=lambda pair: plan_finish_us(pair[1], schedule))
 
 
 def check_plan_names(mode: str | None, protocol: str) -> None:
@@ -86,7 +86,8 @@ def _of_protocol(schedule: Schedule, mode: str, protocol: str) -> tuple[Program,
     raise refusal
 
 
-def _finish_us(plan: ExecutionPlan, schedule: Schedule) -> float:
+def plan_finish_us(plan: ExecutionPlan, schedule: Schedule) -> float:
+    """The simulated time (µs) of a plan at its schedule's size, launching apart."""
     read = plan_file(plan.value, str(plan.value["name"]))
     return simulate_plan(read, schedule.topology, schedule.demand.size_bytes).finish_us
 
