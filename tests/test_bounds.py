@@ -8,6 +8,7 @@ from itertools import combinations
 
 import networkx as nx
 import pytest
+from asked import run
 from exhaustive import AllreduceSearch, CopySearch, all_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,6 +199,17 @@ def test_a_cut_that_no_gpu_or_host_shows():
     found = lower_bounds(pairs, demand_for("allgather", 4, 4e6))
     assert found[0].term == "cut"
     assert found[0].bound_us == pytest.approx(2e6 / 1e4 + 0.25)
+
+
+def test_what_a_slow_link_brings_near_is_not_there_soon():
+    """A ring with diagonals of 0.5 GB/s: 250 bytes take one of them 0.5 + 0.5 µs, two hops of the ring 1 µs and more;
+    with all of a GPU's data, for which its links are fast, in one sum, the bound was half of it."""
+    ring = [(a, (a + 1) % 4, 50, 0.5) for a in range(4)]
+    topology = machine("gggg", [*ring, (0, 2, 0.5, 0.5), (1, 3, 0.5, 0.5)])
+    for collective in ("allgather", "reduce_scatter", "alltoall"):
+        demand = demand_for(collective, 4, 1e3)
+        assert lower_bound_us(topology, demand) == pytest.approx(1.0, rel=1e-6)
+    assert run(topology, "allgather", 1e3, method="direct").gap < 1e-6
 
 
 @settings(max_examples=30, deadline=None)

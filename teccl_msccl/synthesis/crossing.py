@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from ..topology.model import Topology
 
 #: Levels of latency told apart on either side of a border; more are thinned out.
 MOST_LEVELS = 12
+#: GPUs on either side that are tried by themselves.
+MOST_SINGLES = 16
 
 Ranks = NDArray[np.bool_]
 
@@ -89,8 +91,9 @@ def best_crossing(
 
     The farther of the sources and targets alone may bound better than all of them: they have fewer bytes, but these
     come to the border later and reach their targets later. So all pairs of levels are tried: sources from which the
-    first target is at least so far, targets that are at least so far from the first source. Targets that all want one
-    source's bytes count them once.
+    first target is at least so far, targets that are at least so far from the first source. And every source and every
+    target of a few by itself: what comes near over a slow link comes soon, but not much of it. Targets that all want
+    one source's bytes count them once.
     """
     border = [link for link in topology.links if link.dst in nodes and link.src not in nodes]
     inside = np.array([node in nodes for node in topology.gpus])
@@ -102,7 +105,9 @@ def best_crossing(
     best: Crossing | None = None
     from_source = (before + (alpha + after[:, inside].min(axis=1))[:, None]).min(axis=0)
     to_target = (after + (alpha + before[:, ~inside].min(axis=1))[:, None]).min(axis=0)
-    for sources, targets in product(_levels(from_source, ~inside), _levels(to_target, inside)):
+    far = product(_levels(from_source, ~inside), _levels(to_target, inside))
+    alone = chain(product(_singles(~inside), [inside]), product([~inside], _singles(inside)))
+    for sources, targets in chain(far, alone):
         nbytes = traffic.crossing(sources, targets)
         if nbytes <= 0:
             continue
@@ -124,6 +129,13 @@ def _levels(distance: NDArray[Any], ranks: Ranks) -> Iterator[Ranks]:
     """The sets of `ranks` at least so far away, for every distance that occurs."""
     for least in thinned(np.unique(distance[ranks & np.isfinite(distance)].round(9)), MOST_LEVELS):
         yield ranks & (distance >= least - 1e-9)
+
+
+def _singles(ranks: Ranks) -> Iterator[Ranks]:
+    """Each of `ranks` by itself, if they are few."""
+    if ranks.sum() <= MOST_SINGLES:
+        for rank in np.flatnonzero(ranks).tolist():
+            yield _mask(len(ranks), [rank])
 
 
 def thinned(values: NDArray[Any], most: int) -> NDArray[Any]:
