@@ -23,12 +23,14 @@ def read_bytes(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> bytes
     try:
         if path.is_dir():
             raise InputError(f"{path}: is a directory, not {what}; name a file in it")
-        if path.stat().st_size > max_bytes:
-            raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, too large for {what}")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)  # devices and pipes have no size to ask for, and may never end
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{path}: cannot read {what}: {reason}; check the path") from None
+    if len(data) > max_bytes:
+        raise InputError(f"{path}: larger than {max_bytes // 2**20} MiB, too large for {what}")
+    return data
 
 
 def read_json(path: str | Path, what: str) -> Any:
