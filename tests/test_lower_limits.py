@@ -177,6 +177,20 @@ def test_too_many_threadblocks_are_refused_before_they_are_built(monkeypatch: py
         fitter.fit(credits=2)
 
 
+def test_more_nodes_than_a_file_holds_are_not_spread_over_more_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way to narrow the channels is refused as it is: 4107 steps stay as many on any."""
+    target, modes = TARGETS["rccl"], frozenset({"outofplace"})
+    schedule = scattered(1361)
+    fitter = Lowering(schedule, target, modes, "nodes").fitter
+    widths, tried = [], []
+    assign, attempts = fit.assign_channels, fitter._attempts
+    monkeypatch.setattr(fit, "assign_channels", lambda *args: (widths.append(args[0]), assign(*args))[1])
+    monkeypatch.setattr(fitter, "_attempts", lambda *args: (tried.append(each) or each for each in attempts(*args)))
+    with pytest.raises(Refused, match="and a file may hold 4095 a rank"):
+        fitter.fit(credits=2)
+    assert tried and len(widths) <= len(tried)
+
+
 @pytest.mark.parametrize("collecting", [True, False])
 def test_garbage_is_collected_as_before(collecting: bool) -> None:
     before = gc.isenabled()

@@ -144,6 +144,8 @@ class Fitter:
             shared |= {rank: self._shared(rank, channels, crew, pace, fused) for rank in moved}
             before = channels
             crowded = [each for work in shared.values() if (each := work.crowded(self.target.max_steps))]
+            if not (fused and crowded):  # else, other channels may have more fused
+                _check_nodes([*shared.values()])
             if not crowded:
                 break
             for connection, steps in (item for connections in crowded for item in connections.items()):
@@ -224,8 +226,8 @@ def check_transfers(plans: Sequence[RankPlan]) -> None:
             )
 
 
-def _check_size(shared: Sequence[SharedWork], target: Target) -> None:
-    """Refuse, with the arithmetic, what the target cannot hold."""
+def _check_nodes(shared: Sequence[SharedWork]) -> None:
+    """Refuse, with the arithmetic, what no file can hold on so many channels, and on more even less."""
     for rank, work in enumerate(shared):
         blocks, lengths = len(work.blocks), [*map(work.steps_of, work.blocks.values())]
         nodes = 1 + len(shared) + blocks + sum(lengths)
@@ -234,6 +236,12 @@ def _check_size(shared: Sequence[SharedWork], target: Target) -> None:
                 f"rank {rank} needs {nodes} nodes ({blocks} threadblocks, {sum(lengths)} steps) and a file may "
                 f"hold {MAX_NODES_PER_RANK} a rank; synthesize with fewer --chunks"
             )
+
+
+def _check_size(shared: Sequence[SharedWork], target: Target) -> None:
+    """Refuse, with the arithmetic, what the target cannot hold."""
+    for rank, work in enumerate(shared):
+        blocks, lengths = len(work.blocks), [*map(work.steps_of, work.blocks.values())]
         if blocks > target.max_threadblocks:
             raise Refused(
                 f"rank {rank} needs {blocks} threadblocks and target {target.name} takes "
