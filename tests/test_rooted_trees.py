@@ -111,3 +111,35 @@ def test_the_first_answer_is_a_pipeline(collective):
 
 def test_nothing_needs_no_pipeline():
     assert run(Problem(Topology.load("ring-4"), "broadcast", 0.0), method="trees", time_limit=0.2).gap == 0
+
+
+@pytest.mark.parametrize("network", ["rail", "fat-tree"])
+@pytest.mark.parametrize("root", [0, 5])
+def test_hosts_are_chained_at_the_rate_of_their_fabric(network, root):
+    """The root's GPU puts each byte on the NVLinks of its host once, which is less than the host's NICs take: no
+    other link of the hosts' trees is busier."""
+    topology = Topology.load("dgx-h100", hosts=4, network=network)
+    packing = TreePacking(topology, root, by_hosts=True)
+    weights = packing.weights(1e9, 10**6)
+    load = sum(weight * tree.load for weight, tree in zip(weights, packing.trees, strict=True))
+    out = max(link.bandwidth_GBps for link in topology.links if link.src == topology.gpus[root])
+    assert load.max() == pytest.approx(1 / out, rel=1e-2)
+    for tree in packing.trees:
+        ends = nx.DiGraph((packing.paths[p].src_rank, packing.paths[p].dst_rank) for p in tree.paths)
+        assert nx.is_arborescence(ends) and ends.in_degree(root) == 0 and len(ends) == topology.nranks
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_pipelines_of_chained_hosts(collective):
+    """Four hosts at 1 GB: within a fifth of what the NICs of a host take, from a root in the middle of one."""
+    problem = Problem(Topology.load("dgx-h100", hosts=4), collective, 1e9, root=9)
+    (stage,) = problem.stages
+    packing = TreePacking(stage.topology, 9, by_hosts=True)
+    router, routes = pipelined(stage.topology, stage.demand(384), packing)
+    schedule = problem.assemble([router.schedule(routes)])
+    schedule.validate()
+    assert schedule.finish_us <= 1.2 * 1e9 / (8 * 48e3)
+
+
+def test_one_host_is_not_chained():
+    assert TreePacking(Topology.load("dgx-h100"), 0, by_hosts=True).trees == []

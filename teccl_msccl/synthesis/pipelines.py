@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..collective.demand import Demand
 from ..topology.model import Topology
 from .incumbent import Incumbent
-from .rooted_trees import TreePacking, small_enough
+from .rooted_trees import TreePacking, small_enough, small_enough_by_hosts
 from .routes import Router, Routes
 from .settings import Settings
+
+#: By how much coarser chunks are slower where still coarser ones are not tried.
+PAST_BEST = 0.1
 
 
 def plant_pipelines(incumbent: Incumbent, settings: Settings) -> None:
@@ -23,14 +28,26 @@ def plant_pipelines(incumbent: Incumbent, settings: Settings) -> None:
     counts = (settings.nchunks,) if settings.nchunks is not None else incumbent.problem.chunk_counts()
     for i, stage in enumerate(incumbent.stages):
         root = spreading_root(stage.demand(1))
-        if root is None or not small_enough(stage.topology) or incumbent.stage_closed(i):
+        if root is None or incumbent.stage_closed(i):
             continue
-        packing = TreePacking(stage.topology, root)
-        for count in reversed(counts):
-            if incumbent.best is not None and not incumbent.seconds_left:
-                return
-            router, routes = pipelined(stage.topology, stage.demand(count), packing)
-            incumbent.offer(i, router.schedule(routes))
+        for packing in _packings(stage.topology, root):
+            best_us = np.inf
+            for count in reversed(counts):
+                if incumbent.best is not None and not incumbent.seconds_left:
+                    return
+                router, routes = pipelined(stage.topology, stage.demand(count), packing)
+                incumbent.offer(i, router.schedule(routes))
+                if routes.finish_us > best_us * (1 + PAST_BEST):
+                    break
+                best_us = min(best_us, routes.finish_us)
+
+
+def _packings(topology: Topology, root: int) -> Iterator[TreePacking]:
+    """The trees that hosts are chained to, which are regular and so lose little time in turn, before any others."""
+    if small_enough_by_hosts(topology) and (packing := TreePacking(topology, root, by_hosts=True)).trees:
+        yield packing
+    if small_enough(topology):
+        yield TreePacking(topology, root)
 
 
 def spreading_root(demand: Demand) -> int | None:

@@ -10,26 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topology.model import Topology
-from ..topology.paths import direct_paths
+from ..topology.paths import MANY_GPUS, Path, direct_paths
 from .arborescence import TIGHT, Matrix, arborescence
 from .budget import UNLIMITED, Budget
 from .crossing import filling_time
+from .host_trees import chained_trees
 from .solver import new_model, solve_linear
 
-#: Times the link uses of its paths up to which a topology is not too large, and rounds of the column generation.
+#: Paths times links up to which trees are sought link by link, and up to which hosts' trees are put together; rounds of
+#: the column generation.
 MOST_USES = 2_000_000
+MOST_USES_BY_HOSTS = 10_000_000
 MAX_ROUNDS = 100
 #: The share by which the trees' rate may miss what the prices prove.
 CLOSE = 1e-3
 #: A price that every path has, so that none is free.
 _FLOOR = 1e-12
+#: Bytes in chunks so many that depth counts little.
+_PLENTY, _CHUNKS = 1e9, 1000
 #: What depth counts against price in the shallower trees that are grown beside the cheapest.
 DEPTH_WEIGHTS = (0.02, 0.1, 0.5, 2.5, 10.0)
 
 Latencies = Mapping[int, Mapping[int, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tree:
     """Paths (by position in `direct_paths`) from the root down; how long a byte occupies each link (by position), ns;
     and to the farthest leaf a byte's time, stored and forwarded at the paths' bandwidths, ns, and the α, µs."""
@@ -58,7 +63,7 @@ class TreePacking:
     trees at the same prices, which `weights` may prefer. A round is O(paths + GPUs²) and a small linear program.
     """
 
-    def __init__(self, topology: Topology, root: int, budget: Budget = UNLIMITED) -> None:
+    def __init__(self, topology: Topology, root: int, budget: Budget = UNLIMITED, *, by_hosts: bool = False) -> None:
         self.topology, self.root = topology, root
         self.paths = direct_paths(topology)
         place = {link.id: i for i, link in enumerate(topology.links)}
@@ -76,7 +81,11 @@ class TreePacking:
         self._one = self._model.add_constr(mip.LinExpr() == 1.0)
         self._rows = [self._model.add_constr(-1.0 * self._time <= 0) for _ in topology.links]
         self._shares: list[mip.Var] = []
-        self._generate(budget)
+        if by_hosts:
+            for tree in chained_trees(topology, self.paths, root, _packed):
+                self._add(tree)
+        else:
+            self._generate(budget)
 
     def weights(self, nbytes: float, chunks: int) -> NDArray[np.float64]:
         """Every tree's share of the data, Σ = 1, for the least time of the busiest link and of a chunk's way down a
@@ -169,6 +178,22 @@ class TreePacking:
 def small_enough(topology: Topology) -> bool:
     """Whether a packing takes a second or two, not more."""
     return len(direct_paths(topology)) * len(topology.links) <= MOST_USES
+
+
+def small_enough_by_hosts(topology: Topology) -> bool:
+    """Whether it is a cluster of which a packing by hosts takes a second or two, not more."""
+    if not 1 < len(topology.hosts) < topology.nranks <= MANY_GPUS:
+        return False
+    return len(direct_paths(topology)) * len(topology.links) <= MOST_USES_BY_HOSTS
+
+
+def _packed(host: Topology, root: int) -> list[list[Path]]:
+    """A host's trees: the shallowest, and those of the best packing."""
+    packing = TreePacking(host, root)
+    weights = packing.weights(_PLENTY, _CHUNKS)
+    packed = [tree for tree, weight in zip(packing.trees, weights, strict=True) if weight]
+    shallowest = min(packing.trees, key=lambda tree: (tree.depth, tree.alpha_us))
+    return [[packing.paths[p] for p in tree.paths] for tree in dict.fromkeys((shallowest, *packed))]
 
 
 def rooted_bound(
