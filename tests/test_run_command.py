@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 
 import hand_made
@@ -25,6 +26,22 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         return int(stop.value.code or 0), said.out, said.err
 
     return run
+
+
+@pytest.mark.parametrize(
+    "words", [("check",), ("simulate", "--topology", "full-2", "--size", "1KB"), ("run", "-b", "8")]
+)
+def test_a_program_may_come_through_a_pipe(command, tmp_path, words) -> None:
+    """As from `check <(zcat ring.xml.gz)`: what is in a pipe can be read once."""
+    xml.write(hand_made.ring("allgather", 2), tmp_path / "ring.xml")
+    source, sink = os.pipe()
+    os.write(sink, (tmp_path / "ring.xml").read_bytes())
+    os.close(sink)
+    try:
+        code, _, err = command(*words, f"/dev/fd/{source}")
+    finally:
+        os.close(source)
+    assert code == 0, err
 
 
 def test_the_command_prints_nccl_tests_table_and_json(command, tmp_path) -> None:

@@ -23,18 +23,20 @@ def check(
     root: Annotated[int | None, typer.Option(help="The root, where the data flow does not tell.")] = None,
 ) -> None:
     """Prove an MSCCL XML or an MSCCL++ plan: limits, matching, bounds, data, races, deadlocks; exit 1 if wrong."""
-    from ..program.check import check_file
-    from ..program.kind import read_plan
+    from ..files import read_bytes
+    from ..program.check import check_text
+    from ..program.kind import plan_in
     from ..program.targets import TARGETS, target_named
 
     if target not in (None, "all", "mscclpp"):
         target_named(target)  # a wrong name is told before the file is read
-    plan = read_plan(file)
+    data = read_bytes(file, "a program")  # once: a pipe has it once
+    plan = plan_in(data, file)
     if plan is not None:
         verdicts = [_check_plan(plan, file, target)]
     else:
         targets = list(TARGETS.values()) if target == "all" else [target_named(target)] if target else []
-        verdicts = check_file(file, targets, root)
+        verdicts = check_text(data, file, targets, root)
     output.answer(_answer(verdicts), lambda: _show(file, verdicts))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)

@@ -149,11 +149,11 @@ def _load(file: Path) -> tuple[Program, bytes]:
     from ..errors import naming
     from ..files import read_bytes
     from ..program import xml
-    from ..program.kind import read_plan
+    from ..program.kind import plan_in
 
-    if read_plan(file) is not None:
+    data = read_bytes(file, "a program")  # once: a pipe has it once
+    if plan_in(data, file) is not None:
         raise InputError(f"{file}: run executes MSCCL XML; use check or simulate on MSCCL++ plans")
-    data = read_bytes(file, "a program")
     program = xml.parse(data, str(file))
     with naming(file, program.name):
         program.require_channels()

@@ -32,9 +32,9 @@ def simulate(
     """Simulate a program under the runtimes' rules: time, bandwidth, use of links and threadblocks, critical path."""
     from ..collective.size import format_size, parse_size
     from ..errors import naming
-    from ..files import check_writable
+    from ..files import check_writable, read_bytes
     from ..program import xml
-    from ..program.kind import read_plan
+    from ..program.kind import plan_in
     from ..program.simulate import simulate as simulate_program
     from ..program.targets import target_named
     from ..topology.model import Topology
@@ -42,11 +42,12 @@ def simulate(
     check_writable(trace)
     size_bytes = parse_size(size)
     machine = Topology.load(topology, hosts=hosts, network=network)
-    read = read_plan(file)
-    if read is not None:
-        _simulate_plan(read, file, machine, size_bytes, trace)
+    data = read_bytes(file, "a program")  # once: a pipe has it once
+    plan = plan_in(data, file)
+    if plan is not None:
+        _simulate_plan(plan, file, machine, size_bytes, trace)
         return
-    program = xml.read(file)
+    program = xml.parse(data, str(file))
     if not target_named(program.target).takes_bytes(program.min_bytes, program.max_bytes, size_bytes):
         limit = format_size(program.max_bytes) if program.max_bytes else "any size"
         output.warn(

@@ -68,7 +68,11 @@ def check_for(program: Program, targets: Sequence[Target], root: int | None = No
 def check_file(path: str | Path, targets: Sequence[Target] = (), root: int | None = None) -> list[Verdict]:
     """Examine the file at `path`, its text included, for each of `targets` (none: the one whose spelling the file
     has). Raises `InputError` when it cannot be read as a program at all."""
-    data = read_bytes(path, "a program")
+    return check_text(read_bytes(path, "a program"), path, targets, root)
+
+
+def check_text(data: bytes, path: str | Path, targets: Sequence[Target] = (), root: int | None = None) -> list[Verdict]:
+    """`check_file`, of a file that has been read."""
     program = xml.parse(data, str(path))
     unlimited = "maxBytes" not in algo_attributes(data)
     cases = []

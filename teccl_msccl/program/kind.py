@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import parse_json, read_bytes
+from ..files import parse_json
 from ..schedule.read import is_ours
 from ..schedule.read_sccl import is_sccl
 from ..schedule.read_teccl import is_teccl
@@ -18,10 +18,9 @@ def is_json(data: bytes) -> bool:
     return data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"["))
 
 
-def read_plan(path: str | Path) -> dict[str, Any] | None:
-    """The JSON in `path`, that of an MSCCL++ plan if it is right; None where the file is to be read as MSCCL XML.
-    Raises `InputError` for JSON of another kind, a schedule by name."""
-    data = read_bytes(path, "a program")
+def plan_in(data: bytes, path: str | Path) -> dict[str, Any] | None:
+    """The JSON of the file at `path`, that of an MSCCL++ plan if it is right; None where its `data` is to be read as
+    MSCCL XML. Raises `InputError` for JSON of another kind, a schedule by name."""
     if not is_json(data) and Path(path).suffix != ".json":
         return None
     value = parse_json(data, path, "a plan")
