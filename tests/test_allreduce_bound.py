@@ -8,6 +8,7 @@ from strategies import machine, seeded_machine
 from teccl_msccl.collective.demand import demand_for
 from teccl_msccl.synthesis.allreduce_bound import latency_bound_us, price_bound_us, tree_bound
 from teccl_msccl.synthesis.bounds import latencies, lower_bounds
+from teccl_msccl.synthesis.portfolio import synthesize
 from teccl_msccl.topology.model import Topology
 
 
@@ -38,7 +39,9 @@ def test_a_root_in_the_middle_is_nearest_to_all():
     assert latency_bound_us(line, latencies(line)) == (4.0, 1)
 
 
-def test_multicast_switches_leave_no_bound_on_traffic():
+@pytest.mark.parametrize("nbytes", [1e5, 1e9])
+def test_copies_made_by_switches_save_no_traffic_into_gpus(nbytes):
+    """Every GPU takes in a share, and a result: 2(n − 1) arrivals of each byte, the first after α; it is attained."""
     star = Topology.from_json(
         {
             "name": "star",
@@ -51,5 +54,7 @@ def test_multicast_switches_leave_no_bound_on_traffic():
             ],
         }
     )
-    terms = {bound.term for bound in lower_bounds(star, demand_for("allreduce", 4, 1e6))}
-    assert "ingress" in terms and not terms & {"trees", "traffic"}
+    best = lower_bounds(star, demand_for("allreduce", 4, nbytes))[0]
+    assert (best.term, best.bound_us) == ("traffic", pytest.approx(1.5 * nbytes / 50e3 + 0.2))
+    schedule = synthesize(star, "allreduce", nbytes, time_limit=2)
+    assert best.bound_us * (1 - 1e-9) <= schedule.finish_us <= 1.01 * best.bound_us + 0.2

@@ -79,25 +79,25 @@ def price_bound_us(topology: Topology, nbytes: float, prices: Mapping[int, float
     return _TreeProgram(topology, nbytes, latency).priced_us(np.array([prices[link.id] for link in topology.links]))
 
 
+def soonest(topology: Topology, latency: Latencies) -> Matrix:
+    """Per link a_l: the latency to it from the nearest GPU and from it to the nearest GPU. (It may carry shares
+    inwards from the beginning and results outwards to the end, so that no more is sure.)"""
+    to = {node.id: min(latency[gpu].get(node.id, np.inf) for gpu in topology.gpus) for node in topology.nodes}
+    since = {node.id: min(latency[node.id].get(gpu, np.inf) for gpu in topology.gpus) for node in topology.nodes}
+    return np.array([to[link.src] + link.alpha_us + since[link.dst] for link in topology.links])
+
+
 class _TreeProgram:
     def __init__(self, topology: Topology, nbytes: float, latency: Latencies) -> None:
         self.topology = topology
         self.nbytes = nbytes
         self.bandwidth = np.array([link.bandwidth_GBps for link in topology.links])
-        self.soonest = self._soonest(latency)
+        self.soonest = soonest(topology, latency)
         index = {node.id: i for i, node in enumerate(topology.nodes)}
         self.gpus = [index[gpu] for gpu in topology.gpus]
         self.graph = igraph.Graph(
             n=len(index), edges=[(index[x.src], index[x.dst]) for x in topology.links], directed=True
         )
-
-    def _soonest(self, latency: Latencies) -> Matrix:
-        """Per link a_l: the latency to it from the nearest GPU and from it to the nearest GPU. (It may carry shares
-        inwards from the beginning and results outwards to the end, so that no more is sure.)"""
-        gpus = self.topology.gpus
-        to = {node.id: min(latency[gpu].get(node.id, np.inf) for gpu in gpus) for node in self.topology.nodes}
-        since = {node.id: min(latency[node.id].get(gpu, np.inf) for gpu in gpus) for node in self.topology.nodes}
-        return np.array([to[link.src] + link.alpha_us + since[link.dst] for link in self.topology.links])
 
     # -- prices → trees ----------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from ..errors import InputError
 from ..topology.model import Topology
 from ..topology.paths import Path, direct_paths, on_direct_paths
 from ..topology.without import only
-from .allreduce_bound import latency_bound_us, tree_bound
+from .allreduce_bound import latency_bound_us, soonest, tree_bound
 from .budget import UNLIMITED, Budget
-from .crossing import Traffic, best_crossing
+from .crossing import Traffic, best_crossing, filling_time
 from .flow import flow_bound
 from .large_bounds import large_bounds
 from .rooted_trees import rooted_bound
@@ -333,7 +333,12 @@ def _allreduce(topology: Topology, demand: Demand, latency: Latencies, budget: B
         priced = sum(price > 0 for price in tree.prices.values())
         yield Bound("trees", tree.bound_us, f"prices of {priced} links at which any two trees with one root cost more")
     gpus = set(topology.gpus)
-    ingress = sum(link.bandwidth_GBps for link in topology.links if link.dst in gpus)
+    into = [
+        (link.bandwidth_GBps, float(idle_us))
+        for link, idle_us in zip(topology.links, soonest(topology, latency), strict=True)
+        if link.dst in gpus
+    ]
     nbytes = 2 * (topology.nranks - 1) * demand.size_bytes
-    if ingress and not any(node.multicast for node in topology.nodes):
-        yield Bound("traffic", nbytes / (ingress * 1e3), f"{nbytes:.6g} bytes into GPUs at {ingress:g} GB/s")
+    if into:  # as many arrivals per chunk, whatever makes the copies (one-way gossip, Harary and Schwenk 1974)
+        ingress = sum(bandwidth for bandwidth, _ in into)
+        yield Bound("traffic", filling_time(nbytes, into), f"{nbytes:.6g} bytes into GPUs at {ingress:g} GB/s")

@@ -183,10 +183,9 @@ class _Network:
         )
 
     def traffic(self, demand: Demand) -> Iterator[Term]:
-        """Gathering a chunk takes a send into every GPU, and every host, but one, spreading it as many again."""
+        """Gathering a chunk takes a send into every GPU, and every host, but one, spreading it as many again: the least
+        calls of one-way gossip (Harary and Schwenk 1974), so that copies made by switches save none."""
         topology = self.topology
-        if any(node.multicast for node in topology.nodes):
-            return
         gpus = set(topology.gpus)
         host, every = {node.id: node.host for node in topology.nodes}, set(topology.hosts)
         into_gpus = [link for link in topology.links if link.dst in gpus]
