@@ -57,3 +57,22 @@ def test_near_the_schedule_the_time_from_the_call_decides(
     monkeypatch.setattr(tune, "_steps", lambda program: 0)
     program = Tuning(schedule, build).run(("LL",), ("none", "links"), 1, 1, fuse=False, unroll=False)
     assert program.name == chosen
+
+
+@pytest.mark.parametrize(("size", "tried"), [(4e3, {"Simple", "LL"}), (1e6, {"Simple"})])
+def test_a_protocol_that_comes_to_nothing_costs_no_tries(
+    size: float, tried: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LL's lines carry half as much: at 1 MB the busiest link alone takes longer than the whole program under Simple,
+    though an eighth of a chunk fits LL's slots."""
+    schedule = greedy(Problem(load("star-4").topology, "allgather", size))
+    protocols = set()
+    build = Tuning._try
+
+    def counting(self: Tuning, choice: Choice) -> object:
+        protocols.add(choice.protocol)
+        return build(self, choice)
+
+    monkeypatch.setattr(Tuning, "_try", counting)
+    lower(schedule)
+    assert protocols == tried

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -139,18 +139,22 @@ class Tuning:
     def _tune(
         self, protocols: Sequence[str], paces: Sequence[str], instances: int | None, spread: int | None, *, unroll: bool
     ) -> None:
-        """The best of each protocol's best."""
+        """The best of each protocol's best. Protocols that come to nothing cost none of what can be tried."""
         paces = self._first_things_first(paces)
         plain = Choice(protocols[0], instances=instances or 1, spread=spread or 1)
         starts: list[_Tried] = []
         for protocol in self._usable(protocols, instances):
+            if not self._pays(protocol):
+                continue
             if start := self._start(replace(plain, protocol=protocol), paces, gather=instances is None and not starts):
                 starts.append(start)
                 self._best = min(starts, key=_cost_us)
-        for self._best in sorted(starts, key=_cost_us):
-            self._improve(paces, instances, spread, unroll)
-            self._tuned.append(self._best)
-        self._best = min(self._tuned, key=_cost_us, default=None)
+        for start in sorted(starts, key=_cost_us):
+            if start is self._best or self._pays(start.choice.protocol):
+                self._best = start
+                self._improve(paces, instances, spread, unroll)
+                self._tuned.append(self._best)
+                self._best = min(self._tuned, key=_cost_us)
 
     def _start(self, plain: Choice, paces: Sequence[str], gather: bool) -> _Tried | None:
         """The first program that fits, if need be with larger chunks, where they may be (`gather`)."""
@@ -181,6 +185,22 @@ class Tuning:
         save."""
         part = self._chunk_bytes / (instances or MOST_PARTS)
         return [each for each in protocols if each == protocols[0] or part <= PROTOCOL[each].slot_bytes]
+
+    def _pays(self, protocol: str) -> bool:
+        """Whether a program under it can be faster from the call than the best so far: the busiest link says."""
+        least_us = PROTOCOL[protocol].launch_us + self._busiest_us / PROTOCOL[protocol].efficiency
+        return self._best is None or least_us < self._best.from_call_us
+
+    @cached_property
+    def _busiest_us(self) -> float:
+        """For how long the schedule keeps a link."""
+        links = self.schedule.topology.link_by_id
+        chunk_bytes = {chunk.id: chunk.bytes for chunk in self.schedule.demand.chunks}
+        busy_us: defaultdict[int, float] = defaultdict(float)
+        for send in self.schedule.sends:
+            for link in send.path:
+                busy_us[link] += chunk_bytes[send.chunk] / (links[link].bandwidth_GBps * 1e3)
+        return max(busy_us.values(), default=0.0)
 
     @property
     def best(self) -> _Tried:
