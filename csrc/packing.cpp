@@ -67,6 +67,8 @@ class Packer {
 
  private:
   static constexpr double kGentle = 8, kSharp = 120;
+  // Where links are far slower than others, first loads are many times the scale: prices must stay finite.
+  static constexpr double kSteepest = 300;
 
   const PathTiming& timing(Index c, Index p) const { return (*timing_of_[c])[p]; }
 
@@ -84,7 +86,7 @@ class Packer {
     scale_ = std::max(scale_, busiest());
     for (Index l = 0; l < price_.size(); ++l) refresh(l);
   }
-  void refresh(Index l) { price_[l] = std::exp(sharpness_ * (load_[l] / scale_ - 1)); }
+  void refresh(Index l) { price_[l] = std::exp(std::min(kSteepest, sharpness_ * (load_[l] / scale_ - 1))); }
   double busiest() const { return *std::max_element(load_.begin(), load_.end()); }
 
   double uniform() { return static_cast<double>(random_() >> 11) * 0x1.0p-53; }

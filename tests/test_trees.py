@@ -339,3 +339,12 @@ def test_links_of_long_paths_get_time_to_spare():
 
     assert busiest("network", 1.0) == pytest.approx(busiest("nvlink", 1.0), rel=0.1)
     assert busiest("network", 0.7) < 0.8 * busiest("nvlink", 0.7)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_link_far_slower_than_the_others_is_priced_like_any_other(slow):
+    """Its first load is a thousand times the average: prices once were infinite there, and its far end out of reach."""
+    line = machine("gggg", [(i, i + 1, 1 if i == slow else 1e4, 1.0) for i in range(3)])
+    trees, busiest_us = Router(line, demand_for("alltoall", 4, 1e6)).packed(0.1, 4, 0.0, 0)
+    assert len(trees.chunk) == sum(abs(a - b) for a in range(4) for b in range(4))
+    assert busiest_us == pytest.approx(1e6 / 4 / 1e3 * (slow + 1) * (3 - slow))

@@ -163,7 +163,9 @@ class Router(RouteSearch):
         longer = self._links_beyond_shortest
         for detour in DETOURS if any(longer) else ():
             paths = tuple(path for path, links in zip(self.paths, longer, strict=True) if links <= detour)
-            if nx.is_strongly_connected(nx.DiGraph(map(self._ends, paths))):
+            joined = nx.DiGraph(map(self._ends, paths))
+            joined.add_nodes_from(self.topology.gpus)
+            if nx.is_strongly_connected(joined):
                 networks.setdefault(paths, (detour, Router(self.topology, self.demand, only=paths)))
         networks[tuple(self.paths)] = (None, self)
         return dict(networks.values())
