@@ -115,6 +115,17 @@ def test_candidates_are_the_best_of_their_chunks() -> None:
     assert [schedule.demand.nchunks for _, schedule in others] == [1]
 
 
+def test_of_each_octave_of_chunk_counts_there_is_one_candidate() -> None:
+    """Where fine schedules are the fastest, coarse ones that files may hold are still among them."""
+    problem = Problem(load("ring-4").topology, "allgather", 3.2e7)
+    incumbent = Incumbent(problem, 0.0, lambda progress: None)
+    counts = (48, 32, 24, 16, 12, 8, 6)
+    found = [greedy(problem, chunks) for chunks in counts]
+    for later, schedule in enumerate(found):
+        incumbent.offer_whole(replace(schedule, finish_us=100.0 * (1 + 0.005 * later)))
+    assert [schedule.demand.nchunks for _, schedule in incumbent.candidates()] == [48, 24, 12, 6]
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_where_peers_are_many_the_last_candidate_has_few(order: tuple[int, int], monkeypatch) -> None:
     problem = Problem(load("star-6").topology, "allgather", 1e3)

@@ -123,3 +123,13 @@ def test_no_symmetry_no_search():
     incumbent = Incumbent(Problem(Topology.load("line-5"), "allgather", 1e6), 5, lambda progress: None)
     search_symmetrically(incumbent, Settings())
     assert incumbent.best is None
+
+
+def test_large_sizes_have_schedules_of_few_chunks_too() -> None:
+    """Of large data the finest chunks are tried first, and end at the bound; files hold fewer, which do so as well."""
+    problem = Problem(Topology.load("star-4"), "allgather", 2e8)
+    incumbent = Incumbent(problem, 60, lambda progress: None)
+    search_symmetrically(incumbent, Settings())
+    assert set(incumbent.whole) >= {96, 48, 24, 12}
+    assert all(schedule.finish_us <= 1.001 * incumbent.bound_us for _, schedule in incumbent.whole.values())
+    assert all(max(chunk.bytes for chunk in s.demand.chunks) <= 8e6 for _, s in incumbent.whole.values())

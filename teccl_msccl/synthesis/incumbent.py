@@ -143,13 +143,16 @@ class Incumbent:
         return self.whole[min(good)]
 
     def candidates(self) -> tuple[tuple[str, Schedule], ...]:
-        """What is `chosen`, and the best with other numbers of chunks if they are nearly as fast, fastest first: a
-        program may keep another's time better. Where the first has more peers than a program may be able to name, the
-        last has fewer."""
+        """What is `chosen`, and the best with other numbers of chunks if they are nearly as fast, fastest first, and of
+        each octave of such numbers one: a program may keep another's time better. Where the first has more peers than a
+        program may be able to name, the last has fewer."""
         first = self.chosen()
         latest_us = max(first[1].finish_us, min(first[1].finish_us * (1 + NEARBY), self._no_later_us))
-        others = [each for each in self.whole.values() if each != first and each[1].finish_us <= latest_us]
-        found = (first, *sorted(others, key=lambda each: each[1].finish_us)[:MOST_OTHERS])
+        octaves = {first[1].demand.nchunks.bit_length(): first}
+        for each in sorted(self.whole.values(), key=lambda each: each[1].finish_us):
+            if each[1].finish_us <= latest_us:
+                octaves.setdefault(each[1].demand.nchunks.bit_length(), each)
+        found = tuple(octaves.values())[: 1 + MOST_OTHERS]
         if self.problem.topology.nranks > MOST_PEERS and _most_peers(first[1]) > MOST_PEERS:
             for other in self.whole.values():
                 self._keep_for_few_peers(other)

@@ -214,7 +214,7 @@ def _turns(problem: Problem, solved: Callable[[MilpReport], None]) -> list[tuple
     """The searches of "auto" in their order, each with the gap at which it is not needed: on small machines plain ones
     before those of structure, trees too where hosts are unlike; on large ones what takes the least time first."""
     exactly = partial(search_exactly, solved=solved)
-    symmetry, trees = (search_symmetrically, NEARLY), (search_trees, NEARLY)
+    symmetry, trees = (search_symmetrically, NEVER), (search_trees, NEARLY)  # at large sizes it has its programs
     outright = [(search_flow, ENOUGH), (search_levels, ENOUGH), (plant_pipelines, ENOUGH)]
     if greedy_seconds(problem) <= SMALL_S:
         return [
