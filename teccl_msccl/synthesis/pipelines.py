@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..collective.demand import Demand
 from ..topology.model import Topology
+from .host_trees import chained_trees
 from .incumbent import Incumbent
+from .rail_trees import rail_trees
 from .rooted_trees import TreePacking, small_enough, small_enough_by_hosts
 from .routes import Router, Routes
 from .settings import Settings
@@ -43,9 +45,10 @@ def plant_pipelines(incumbent: Incumbent, settings: Settings) -> None:
 
 
 def _packings(topology: Topology, root: int) -> Iterator[TreePacking]:
-    """The trees that hosts are chained to, which are regular and so lose little time in turn, before any others."""
-    if small_enough_by_hosts(topology) and (packing := TreePacking(topology, root, by_hosts=True)).trees:
-        yield packing
+    """Trees that are put together of hosts', which are regular and so lose little time in turn, before any others."""
+    for by_hosts in (rail_trees, chained_trees) if small_enough_by_hosts(topology) else ():
+        if (packing := TreePacking(topology, root, by_hosts=by_hosts)).trees:
+            yield packing
     if small_enough(topology):
         yield TreePacking(topology, root)
 
@@ -60,15 +63,18 @@ def spreading_root(demand: Demand) -> int | None:
 
 
 def pipelined(topology: Topology, demand: Demand, packing: TreePacking) -> tuple[Router, Routes]:
-    """The chunks in turn down the packing's trees, each tree as often as its weight says; of the sends that could use a
-    link an earlier chunk's goes first."""
-    count = len(demand.chunks)
-    turns = _turns(packing.weights(demand.size_bytes, count), count)
+    """The chunks in turn down the packing's trees, each tree as often as its weight says or its links allow, whichever
+    ends sooner; of the sends that could use a link an earlier chunk's goes first."""
+    count, router = len(demand.chunks), Router(topology, demand)
+    weights = packing.weights(demand.size_bytes, count)
+    played = (_played(router, packing, turns) for turns in (_turns(weights, count), packing.balanced(count)))
+    return router, min(played, key=lambda routes: routes.finish_us)
+
+
+def _played(router: Router, packing: TreePacking, turns: Sequence[int]) -> Routes:
     chunks = [chunk for chunk, tree in enumerate(turns) for _ in packing.trees[tree].paths]
     ways = [path for tree in turns for path in packing.trees[tree].paths]
-    router = Router(topology, demand)
-    routes = router.in_turn(chunks, ways, [float(chunk) for chunk in chunks])
-    return router, router.justified(routes, rounds=-1)
+    return router.justified(router.in_turn(chunks, ways, [float(chunk) for chunk in chunks]), rounds=-1)
 
 
 def _turns(weights: NDArray[np.float64], count: int) -> list[int]:

@@ -14,7 +14,7 @@ from ..topology.paths import MANY_GPUS, Path, direct_paths
 from .arborescence import TIGHT, Matrix, arborescence
 from .budget import UNLIMITED, Budget
 from .crossing import filling_time
-from .host_trees import chained_trees
+from .host_trees import HostTrees
 from .solver import new_model, solve_linear
 
 #: Paths times links up to which trees are sought link by link, and up to which hosts' trees are put together; rounds of
@@ -24,6 +24,10 @@ MOST_USES_BY_HOSTS = 10_000_000
 MAX_ROUNDS = 100
 #: The share by which the trees' rate may miss what the prices prove.
 CLOSE = 1e-3
+#: What a tree may cost more than the cheapest, as a share of the time, to have its turn among them; and how much a link
+#: counts more than one that has carried the largest load of a tree less.
+NEARLY_CHEAPEST = 0.02
+EVENNESS = 1.0
 #: A price that every path has, so that none is free.
 _FLOOR = 1e-12
 #: Bytes in chunks so many that depth counts little.
@@ -61,9 +65,12 @@ class TreePacking:
     With prices y on the links, Σ y = 1, a tree of least Σ_l y_l load_t(l) is a least arborescence (Edmonds 1967), so
     that the optimum is the time a byte takes, at the bandwidth of the least cut (Edmonds 1973). With it come shallower
     trees at the same prices, which `weights` may prefer. A round is O(paths + GPUs²) and a small linear program.
+    `by_hosts` puts trees together instead.
     """
 
-    def __init__(self, topology: Topology, root: int, budget: Budget = UNLIMITED, *, by_hosts: bool = False) -> None:
+    def __init__(
+        self, topology: Topology, root: int, budget: Budget = UNLIMITED, *, by_hosts: HostTrees | None = None
+    ) -> None:
         self.topology, self.root = topology, root
         self.paths = direct_paths(topology)
         place = {link.id: i for i, link in enumerate(topology.links)}
@@ -82,7 +89,7 @@ class TreePacking:
         self._rows = [self._model.add_constr(-1.0 * self._time <= 0) for _ in topology.links]
         self._shares: list[mip.Var] = []
         if by_hosts:
-            for tree in chained_trees(topology, self.paths, root, _packed):
+            for tree in by_hosts(topology, self.paths, root, _packed):
                 self._add(tree)
         else:
             self._generate(budget)
@@ -96,6 +103,21 @@ class TreePacking:
         shares = np.array([max(0.0, float(share.x or 0.0)) for share in self._shares])
         shares[shares < 1e-6] = 0.0
         return np.asarray(shares / shares.sum(), dtype=np.float64)
+
+    def balanced(self, chunks: int) -> list[int]:
+        """A tree for every chunk in turn, after `weights`, of those that cost hardly more at its prices: the one whose
+        links have fallen least behind, each weighed by e to what it has carried (Garg & Könemann 1998). Trees that are
+        alike take turns, and no link waits for a round of many trees to end. O(chunks · trees · links)."""
+        prices = np.array([abs(float(row.pi)) for row in self._rows])
+        loads = np.array([tree.load for tree in self.trees])
+        cost = loads @ prices + np.array([float(share.obj) for share in self._shares])
+        cheap = np.flatnonzero(cost <= cost.min() + NEARLY_CHEAPEST * float(self._time.x))
+        loads = loads[cheap] / loads[cheap].max()
+        carried, turns = np.zeros(loads.shape[1]), []
+        for _ in range(chunks):
+            turns.append(int((loads @ np.exp(EVENNESS * (carried - carried.max()))).argmin()))
+            carried += loads[turns[-1]]
+        return [int(tree) for tree in cheap[turns]]
 
     def least(self, prices: Matrix) -> float:
         """What a byte's cheapest tree costs at these prices, less what ties may have cost."""
