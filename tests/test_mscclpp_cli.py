@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,7 +14,13 @@ import pytest
 
 from teccl_msccl.cli import main
 from teccl_msccl.errors import InputError
+from teccl_msccl.program import lower_plan
+from teccl_msccl.program.check_plan import check_plan
+from teccl_msccl.program.mscclpp import execution_plan
+from teccl_msccl.program.targets import MSCCLPP
 from teccl_msccl.runtime.mscclpp import register
+from teccl_msccl.synthesis.portfolio import synthesize
+from teccl_msccl.topology.model import Topology
 
 
 def run(*argv: Any) -> int:
@@ -56,6 +64,15 @@ def test_a_plan_is_written_proved_and_checked(
     assert run("check", "gather.json") == 0
     assert run("check", "s.json") == 2
     assert "s.json: is a schedule, not a program" in capsys.readouterr().err
+
+
+def test_more_chunks_than_a_plan_holds_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(MSCCLPP, max_threadblocks=4)
+    monkeypatch.setattr(lower_plan, "execution_plan", partial(execution_plan, limits=few))
+    schedule = synthesize(Topology.load("full-3"), "allreduce", 64e3, method="greedy", nchunks=24, time_limit=0)
+    _, plan = lower_plan.lower_plan(schedule, protocol="Simple")
+    assert plan.threadblocks_max <= 4 and check_plan(plan.value).ok
+    assert all(gpu["input_chunks"] <= 3 * 24 // 2 for gpu in plan.value["gpus"])
 
 
 def test_the_time_told_is_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

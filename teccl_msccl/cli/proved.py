@@ -116,8 +116,14 @@ def lower_and_prove(
     from ..program.check_plan import check_plan
     from ..program.lower_plan import lower_plan, plan_finish_us
 
-    schedule, _ = fastest(schedules, lambda each: lower_plan(each, mode=mode, protocol=protocol)[0], seconds)
-    program, plan = lower_plan(schedule, mode=mode, protocol=protocol)
+    plans: dict[int, ExecutionPlan] = {}
+
+    def lowered(each: Schedule) -> Program:
+        program, plans[id(each)] = lower_plan(each, mode=mode, protocol=protocol)
+        return program
+
+    schedule, program = fastest(schedules, lowered, seconds)
+    plan = plans[id(schedule)]
     verdict = check_plan(plan.value)
     _require(verdict)
     return ProvedProgram(schedule, program, verdict, plan_finish_us(plan, schedule), 0.0, plan)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..errors import InputError, Refused, unknown
 from ..schedule.schedule import Schedule
+from .instances import gathered
 from .lower import lower
 from .mscclpp import ExecutionPlan, execution_plan
 from .mscclpp_multicast import multicast_plan
@@ -15,14 +17,13 @@ from .program import PROTOCOLS, Program
 from .simulate_plan import simulate_plan
 from .targets import PLAN_PROTOCOLS
 
-#: Channels of a connection, and parts of a chunk, that are tried; None: as many as the program simulator likes best.
-_WIDTHS = (None, 1)
 #: Links that a handshake crosses, at most: through a switch.
 _HANDSHAKE_HOPS = 2
 
 
 def lower_plan(schedule: Schedule, *, mode: str | None = None, protocol: str = "auto") -> tuple[Program, ExecutionPlan]:
-    """The program and the plan made of it: the fastest in simulation that keeps the plan's limits.
+    """The program and the plan made of it: the fastest in simulation that keeps the plan's limits,
+    if need be with fewer and larger chunks.
 
     `mode` is "outofplace" (the default) or "inplace": a plan serves one. `protocol` is Simple, LL (packets), or "auto":
     the one whose plan is the faster in simulation. Ranks of different hosts are joined by port channels. Where switches
@@ -73,17 +74,29 @@ def _latency_counts(schedule: Schedule) -> bool:
 def _of_protocol(schedule: Schedule, mode: str, protocol: str) -> tuple[Program, ExecutionPlan]:
     topology = schedule.topology
     hosts = [topology.node_by_id[gpu].host for gpu in topology.gpus]
-    refusal: Refused | None = None
-    for width in _WIDTHS:
+    refusal: Refused | None = None  # of the schedule as it is
+    for together, width in _shapes(schedule.demand.nchunks):
         try:
+            larger = gathered(schedule, together)
             program = lower(
-                schedule, mode=mode, protocol=protocol, spread=width, instances=width, fuse=False, unroll=False
+                larger, mode=mode, protocol=protocol, spread=width, instances=width, fuse=False, unroll=False
             )
             return program, execution_plan(program, hosts=hosts)
         except Refused as error:
-            refusal = error
+            refusal = error if together == 1 or refusal is None else refusal
     assert refusal is not None
     raise refusal
+
+
+def _shapes(nchunks: int) -> Iterator[tuple[int, int | None]]:
+    """How many chunks of a share go together, and how many channels a connection and how many parts a chunk has (None:
+    as many as the program simulator likes best): chunks as they are, then about twice as large, and so on."""
+    yield from ((1, None), (1, 1))
+    together = 1
+    for larger in range(2, nchunks + 1):
+        if nchunks % larger == 0 and larger >= 2 * together:
+            together = larger
+            yield together, 1
 
 
 def plan_finish_us(plan: ExecutionPlan, schedule: Schedule) -> float:
