@@ -28,7 +28,7 @@ from correct_programs import (
 
 from teccl_msccl.cli import main, output
 from teccl_msccl.program import xml
-from teccl_msccl.program.check import check, check_file, check_for
+from teccl_msccl.program.check import check, check_for, check_text
 from teccl_msccl.program.check_text import text_findings
 from teccl_msccl.program.program import Gpu, Program, Step, Threadblock
 from teccl_msccl.program.targets import TARGETS, Target
@@ -157,7 +157,7 @@ def test_text_that_loaders_reject(complaint: str, tmp_path: Path) -> None:
     assert not list(text_findings(text(), EXECUTOR))
     path = tmp_path / "a.xml"
     path.write_bytes(REJECTED[complaint](text()))
-    (verdict,) = check_file(path)
+    (verdict,) = check_text(path.read_bytes(), path)
     assert [found.code for found in verdict.findings] == ["text"] and complaint in verdict.findings[0].text
 
 
@@ -174,19 +174,19 @@ def test_text_that_loaders_accept() -> None:
 def test_missing_attributes_and_foreign_spelling(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
     path.write_bytes(text().replace(b' minBytes="3072"', b"").replace(b' outofplace="1"', b""))
-    (verdict,) = check_file(path)
+    (verdict,) = check_text(path.read_bytes(), path)
     assert [(found.code, found.level) for found in verdict.findings] == [("attribute", "error")] * 2
-    (lenient,) = check_file(path, [replace(EXECUTOR, both_modes=False)])
+    (lenient,) = check_text(path.read_bytes(), path, [replace(EXECUTOR, both_modes=False)])
     assert {found.level for found in lenient.findings if found.code == "attribute"} == {"warning"}
     path.write_bytes(text().replace(b'"allgather" inplace', b'"reduce_scatter" inplace'))
-    assert check_file(path)[0].target == "msccl"
-    assert "spelling" in {found.code for found in check_file(path, [EXECUTOR])[0].findings}
+    assert check_text(path.read_bytes(), path)[0].target == "msccl"
+    assert "spelling" in {found.code for found in check_text(path.read_bytes(), path, [EXECUTOR])[0].findings}
 
 
 def test_an_attribute_within_a_comment_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
     path.write_bytes(b'<!-- <algo minBytes="0"> -->' + text().replace(b' minBytes="3072"', b""))
-    assert [found.code for found in check_file(path)[0].findings] == ["attribute"]
+    assert [found.code for found in check_text(path.read_bytes(), path)[0].findings] == ["attribute"]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

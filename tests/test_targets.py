@@ -24,7 +24,7 @@ from correct_programs import (
 
 from teccl_msccl.errors import InputError
 from teccl_msccl.program import xml
-from teccl_msccl.program.check import check, check_file, check_for
+from teccl_msccl.program.check import check, check_for, check_text
 from teccl_msccl.program.program import Gpu, Program, Step
 from teccl_msccl.program.targets import TARGETS, target_named
 
@@ -114,10 +114,10 @@ def test_missing_byte_limits_have_mscls_defaults(tmp_path: Path) -> None:
     for attribute in ('minBytes="3072" ', 'minBytes="3072"', f' maxBytes="{2**27 + 1}"', ' outofplace="1"'):
         text = text.replace(attribute, "")
     path.write_text(text)
-    (verdict,) = check_file(path)
+    (verdict,) = check_text(path.read_bytes(), path)
     assert verdict.target == "msccl" and verdict.ok
     assert xml.read(path).max_bytes == 2**27 and not xml.read(path).inplace
-    msccl, executor = check_file(path, [MSCCL, TARGETS["executor"]])
+    msccl, executor = check_text(path.read_bytes(), path, [MSCCL, TARGETS["executor"]])
     assert msccl.ok and {found.code for found in executor.findings} >= {"attribute", "spelling"}
 
 

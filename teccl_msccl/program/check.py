@@ -12,7 +12,6 @@ from pathlib import Path
 
 from .. import _core
 from ..errors import InputError, naming
-from ..files import read_bytes
 from . import xml
 from .check_limits import handover_findings, limit_findings
 from .check_text import algo_attributes, text_findings
@@ -65,14 +64,9 @@ def check_for(program: Program, targets: Sequence[Target], root: int | None = No
     return _verdicts(((target, program, ()) for target in targets), root)
 
 
-def check_file(path: str | Path, targets: Sequence[Target] = (), root: int | None = None) -> list[Verdict]:
-    """Examine the file at `path`, its text included, for each of `targets` (none: the one whose spelling the file
-    has). Raises `InputError` when it cannot be read as a program at all."""
-    return check_text(read_bytes(path, "a program"), path, targets, root)
-
-
 def check_text(data: bytes, path: str | Path, targets: Sequence[Target] = (), root: int | None = None) -> list[Verdict]:
-    """`check_file`, of a file that has been read."""
+    """Examine what is in the file at `path`, its text included, for each of `targets` (none: the one whose spelling the
+    file has). Raises `InputError` when it cannot be read as a program at all."""
     program = xml.parse(data, str(path))
     unlimited = "maxBytes" not in algo_attributes(data)
     cases = []

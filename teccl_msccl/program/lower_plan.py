@@ -83,7 +83,7 @@ def _of_protocol(schedule: Schedule, mode: str, protocol: str) -> tuple[Program,
             )
             return program, execution_plan(program, hosts=hosts)
         except Refused as error:
-            refusal = error if together == 1 or refusal is None else refusal
+            refusal = refusal if together > 1 else error
     assert refusal is not None
     raise refusal
 
